@@ -1,0 +1,207 @@
+"""tensorplay: PyTorch's imperative training API on JAX."""
+
+from . import autograd as autograd
+from ._device import device as device
+from ._device import get_default_device as get_default_device
+from ._device import set_default_device as set_default_device
+from ._dtypes import bfloat16 as bfloat16
+from ._dtypes import bool_ as bool  # noqa: A004
+from ._dtypes import complex64 as complex64
+from ._dtypes import complex128 as complex128
+from ._dtypes import dtype as dtype
+from ._dtypes import finfo as finfo
+from ._dtypes import float16 as float16
+from ._dtypes import float32 as float32
+from ._dtypes import float64 as float64
+from ._dtypes import get_default_dtype as get_default_dtype
+from ._dtypes import iinfo as iinfo
+from ._dtypes import int8 as int8
+from ._dtypes import int16 as int16
+from ._dtypes import int32 as int32
+from ._dtypes import int64 as int64
+from ._dtypes import promote_types as promote_types
+from ._dtypes import set_default_dtype as set_default_dtype
+from ._dtypes import uint8 as uint8
+from ._ops import methods as _methods
+from ._ops.creation import arange as arange
+from ._ops.creation import as_tensor as as_tensor
+from ._ops.creation import asarray as asarray
+from ._ops.creation import empty as empty
+from ._ops.creation import empty_like as empty_like
+from ._ops.creation import eye as eye
+from ._ops.creation import from_numpy as from_numpy
+from ._ops.creation import full as full
+from ._ops.creation import full_like as full_like
+from ._ops.creation import linspace as linspace
+from ._ops.creation import ones as ones
+from ._ops.creation import ones_like as ones_like
+from ._ops.creation import tensor as tensor
+from ._ops.creation import zeros as zeros
+from ._ops.creation import zeros_like as zeros_like
+from ._ops.math import abs as abs  # noqa: A004
+from ._ops.math import acos as acos
+from ._ops.math import acosh as acosh
+from ._ops.math import add as add
+from ._ops.math import addcdiv as addcdiv
+from ._ops.math import addcmul as addcmul
+from ._ops.math import angle as angle
+from ._ops.math import asin as asin
+from ._ops.math import asinh as asinh
+from ._ops.math import atan as atan
+from ._ops.math import atan2 as atan2
+from ._ops.math import atanh as atanh
+from ._ops.math import bitwise_and as bitwise_and
+from ._ops.math import bitwise_not as bitwise_not
+from ._ops.math import bitwise_or as bitwise_or
+from ._ops.math import bitwise_xor as bitwise_xor
+from ._ops.math import ceil as ceil
+from ._ops.math import clamp as clamp
+from ._ops.math import conj as conj
+from ._ops.math import cos as cos
+from ._ops.math import cosh as cosh
+from ._ops.math import div as div
+from ._ops.math import eq as eq
+from ._ops.math import erf as erf
+from ._ops.math import erfinv as erfinv
+from ._ops.math import exp as exp
+from ._ops.math import exp2 as exp2
+from ._ops.math import expm1 as expm1
+from ._ops.math import floor as floor
+from ._ops.math import floor_divide as floor_divide
+from ._ops.math import fmod as fmod
+from ._ops.math import frac as frac
+from ._ops.math import ge as ge
+from ._ops.math import gt as gt
+from ._ops.math import imag as imag
+from ._ops.math import isfinite as isfinite
+from ._ops.math import isinf as isinf
+from ._ops.math import isnan as isnan
+from ._ops.math import le as le
+from ._ops.math import lerp as lerp
+from ._ops.math import log as log
+from ._ops.math import log10 as log10
+from ._ops.math import log1p as log1p
+from ._ops.math import log2 as log2
+from ._ops.math import logical_and as logical_and
+from ._ops.math import logical_not as logical_not
+from ._ops.math import logical_or as logical_or
+from ._ops.math import logical_xor as logical_xor
+from ._ops.math import lt as lt
+from ._ops.math import masked_fill as masked_fill
+from ._ops.math import maximum as maximum
+from ._ops.math import minimum as minimum
+from ._ops.math import mul as mul
+from ._ops.math import nan_to_num as nan_to_num
+from ._ops.math import ne as ne
+from ._ops.math import neg as neg
+from ._ops.math import polar as polar
+from ._ops.math import pow as pow  # noqa: A004
+from ._ops.math import real as real
+from ._ops.math import reciprocal as reciprocal
+from ._ops.math import relu as relu
+from ._ops.math import remainder as remainder
+from ._ops.math import round as round  # noqa: A004
+from ._ops.math import rsqrt as rsqrt
+from ._ops.math import sigmoid as sigmoid
+from ._ops.math import sign as sign
+from ._ops.math import sin as sin
+from ._ops.math import sinh as sinh
+from ._ops.math import sqrt as sqrt
+from ._ops.math import square as square
+from ._ops.math import sub as sub
+from ._ops.math import tan as tan
+from ._ops.math import tanh as tanh
+from ._ops.math import trunc as trunc
+from ._ops.math import where as where
+from ._ops.reduce import all as all  # noqa: A004
+from ._ops.reduce import amax as amax
+from ._ops.reduce import amin as amin
+from ._ops.reduce import any as any  # noqa: A004
+from ._ops.reduce import argmax as argmax
+from ._ops.reduce import argmin as argmin
+from ._ops.reduce import argsort as argsort
+from ._ops.reduce import cumprod as cumprod
+from ._ops.reduce import cumsum as cumsum
+from ._ops.reduce import logsumexp as logsumexp
+from ._ops.reduce import max as max  # noqa: A004
+from ._ops.reduce import mean as mean
+from ._ops.reduce import min as min  # noqa: A004
+from ._ops.reduce import norm as norm
+from ._ops.reduce import prod as prod
+from ._ops.reduce import sort as sort
+from ._ops.reduce import std as std
+from ._ops.reduce import sum as sum  # noqa: A004
+from ._ops.reduce import topk as topk
+from ._ops.reduce import var as var
+from ._ops.views import chunk as chunk
+from ._ops.views import diagonal as diagonal
+from ._ops.views import flatten as flatten
+from ._ops.views import movedim as movedim
+from ._ops.views import narrow as narrow
+from ._ops.views import permute as permute
+from ._ops.views import reshape as reshape
+from ._ops.views import select as select
+from ._ops.views import split as split
+from ._ops.views import squeeze as squeeze
+from ._ops.views import t as t
+from ._ops.views import transpose as transpose
+from ._ops.views import unbind as unbind
+from ._ops.views import unflatten as unflatten
+from ._ops.views import unsqueeze as unsqueeze
+from ._ops.join import cat as cat
+from ._ops.join import concat as concat
+from ._ops.join import diag as diag
+from ._ops.join import flip as flip
+from ._ops.join import repeat_interleave as repeat_interleave
+from ._ops.join import roll as roll
+from ._ops.join import stack as stack
+from ._ops.join import tril as tril
+from ._ops.join import triu as triu
+from ._ops.linalg import addmm as addmm
+from ._ops.linalg import bmm as bmm
+from ._ops.linalg import dot as dot
+from ._ops.linalg import einsum as einsum
+from ._ops.linalg import matmul as matmul
+from ._ops.linalg import mm as mm
+from ._ops.linalg import mv as mv
+from ._ops.linalg import outer as outer
+from ._ops.indexing import gather as gather
+from ._ops.indexing import index_add as index_add
+from ._ops.indexing import index_select as index_select
+from ._ops.indexing import masked_select as masked_select
+from ._ops.indexing import nonzero as nonzero
+from ._ops.indexing import scatter as scatter
+from ._ops.indexing import scatter_add as scatter_add
+from ._ops.indexing import take_along_dim as take_along_dim
+from ._ops.random import bernoulli as bernoulli
+from ._ops.random import Generator as Generator
+from ._ops.random import get_rng_state as get_rng_state
+from ._ops.random import initial_seed as initial_seed
+from ._ops.random import manual_seed as manual_seed
+from ._ops.random import multinomial as multinomial
+from ._ops.random import normal as normal
+from ._ops.random import rand as rand
+from ._ops.random import rand_like as rand_like
+from ._ops.random import randint as randint
+from ._ops.random import randn as randn
+from ._ops.random import randn_like as randn_like
+from ._ops.random import randperm as randperm
+from ._ops.random import seed as seed
+from ._ops.random import set_rng_state as set_rng_state
+from ._tensor import Size as Size
+from ._tensor import Tensor as Tensor
+from ._version import __version__ as __version__
+from .autograd import enable_grad as enable_grad
+from .autograd import inference_mode as inference_mode
+from .autograd import is_grad_enabled as is_grad_enabled
+from .autograd import is_inference_mode_enabled as is_inference_mode_enabled
+from .autograd import no_grad as no_grad
+from .autograd import set_grad_enabled as set_grad_enabled
+
+absolute = abs
+arccos, arcsin, arctan = acos, asin, atan
+clip = clamp
+divide, multiply, subtract = div, mul, sub
+double, float, half = float64, float32, float16
+int, long, short = int32, int64, int16
+strided = "strided"

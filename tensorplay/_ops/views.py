@@ -1,0 +1,292 @@
+"""View ops: tensors that share another's storage."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .. import _views
+from .._dtypes import dtype as Dtype
+from .._state import state
+from .._tensor import Tensor, wrap_dim
+from .._views import Chain
+from .primitive import primitive
+
+
+@primitive("view")
+def _read_view(x, *, chain):  # type: ignore[no-untyped-def]
+    return _views.read(x, chain)
+
+
+def view_through(x: Tensor, chain: Chain) -> Tensor:
+    """The view of ``x`` that ``chain`` describes; recorded where ``x`` requires grad."""
+    if x._layout is not None:
+        x._layout.check("view", False, (x,))
+    out = Tensor.__new__(Tensor)
+    out._storage = x._storage
+    out._chain = (x._chain or ()) + chain
+    out._detached, out._untracked = x._detached, x._untracked
+    out._inference, out._refusal = x._inference, x._refusal
+    if not state.grad_enabled:
+        return out
+    if x.requires_grad:
+        value = _read_view(x, chain=chain)
+        out._requires_grad = True
+        out._grad_fn, out._output_nr = value._grad_fn, value._output_nr
+        if state.trace is None:
+            out._cached = (x._storage.array, value._storage.array)
+    if not x._detached or x._requires_grad:
+        out._base = x if x._base is None else x._base
+        out._base_chain = (x._base_chain if x._base is not None else ()) + chain
+        out._base_epoch = out._base._epoch
+    return out
+
+
+def _resolve_shape(x: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(int(s) for s in shape)
+    known = math.prod(s for s in sizes if s != -1)
+    if sizes.count(-1) > 1:
+        raise RuntimeError("only one dimension can be inferred")
+    if -1 in sizes:
+        if known == 0 or x.numel() % known:
+            raise RuntimeError(f"shape '{list(sizes)}' is invalid for input of size {x.numel()}")
+        return tuple(x.numel() // known if s == -1 else s for s in sizes)
+    if known != x.numel():
+        raise RuntimeError(f"shape '{list(sizes)}' is invalid for input of size {x.numel()}")
+    return sizes
+
+
+def as_sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Sizes given either one by one or as one sequence."""
+    if len(shape) == 1 and not isinstance(shape[0], (int, Tensor)):
+        return tuple(int(s) for s in shape[0])
+    return tuple(int(s) for s in shape)
+
+
+def view(x: Tensor, *shape: Any) -> Tensor:
+    """The same elements in another shape, sharing storage.
+
+    Raises:
+        RuntimeError: the shape does not fit, or only a copy could have it (use ``reshape``).
+    """
+    if len(shape) == 1 and isinstance(shape[0], Dtype):
+        raise RuntimeError("view(dtype) is not available: jax arrays have no byte view; use .to()")
+    sizes = _resolve_shape(x, as_sizes(shape))
+    if _views.strides_of_view(x._array_shape(), x._strides(), sizes) is None:
+        raise RuntimeError(
+            "view size is not compatible with input tensor's size and stride (at least one "
+            "dimension spans across two contiguous subspaces). Use .reshape(...) instead."
+        )
+    return view_through(x, (_views.reshape_step(sizes),))
+
+
+def reshape(x: Tensor, *shape: Any) -> Tensor:
+    """The same elements in another shape: a view where possible, else a copy."""
+    sizes = _resolve_shape(x, as_sizes(shape))
+    if _views.strides_of_view(x._array_shape(), x._strides(), sizes) is None:
+        return _read_view(x, chain=(_views.reshape_step(sizes),))
+    return view_through(x, (_views.reshape_step(sizes),))
+
+
+def _reshape_any(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    return reshape(x, sizes)
+
+
+def permute(x: Tensor, *dims: Any) -> Tensor:
+    """Dims in another order."""
+    order = tuple(wrap_dim(d, x.dim()) for d in as_sizes(dims))
+    if sorted(order) != list(range(x.dim())):
+        raise RuntimeError(
+            "permute(sparse_coo): number of dimensions in the tensor input does not match the "
+            f"length of the desired ordering of dimensions i.e. input.dim() = {x.dim()} is not "
+            f"equal to len(dims) = {len(order)}"
+        )
+    return view_through(x, (_views.permute_step(order),))
+
+
+def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
+    """``dim0`` and ``dim1`` swapped."""
+    order = list(range(x.dim()))
+    if order:
+        a, b = wrap_dim(dim0, x.dim()), wrap_dim(dim1, x.dim())
+        order[a], order[b] = order[b], order[a]
+    return view_through(x, (_views.permute_step(tuple(order)),))
+
+
+def t(x: Tensor) -> Tensor:
+    """The transpose of a tensor of at most 2 dims."""
+    if x.dim() > 2:
+        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {x.dim()}D")
+    return transpose(x, 0, 1) if x.dim() == 2 else view_through(x, ())
+
+
+def movedim(x: Tensor, source: Any, destination: Any) -> Tensor:
+    """Dims moved to new places, the others in order."""
+    sources = [source] if isinstance(source, int) else list(source)
+    targets = [destination] if isinstance(destination, int) else list(destination)
+    sources = [wrap_dim(d, x.dim()) for d in sources]
+    targets = [wrap_dim(d, x.dim()) for d in targets]
+    order = [d for d in range(x.dim()) if d not in sources]
+    for target, src in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, src)
+    return permute(x, order)
+
+
+def unsqueeze(x: Tensor, dim: int) -> Tensor:
+    """A dim of size 1 at ``dim``."""
+    sizes = list(x._array_shape())
+    sizes.insert(wrap_dim(dim, x.dim() + 1), 1)
+    return _reshape_any(x, tuple(sizes))
+
+
+def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """Without dims of size 1: all of them, or those named."""
+    dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    drop = {wrap_dim(d, x.dim()) for d in dims}
+    sizes = tuple(s for d, s in enumerate(x._array_shape()) if d not in drop or s != 1)
+    return _reshape_any(x, sizes)
+
+
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """Dims ``start_dim`` to ``end_dim`` as one."""
+    sizes = x._array_shape()
+    if not sizes:
+        return reshape(x, 1)
+    start, end = wrap_dim(start_dim, len(sizes)), wrap_dim(end_dim, len(sizes))
+    if start > end:
+        raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
+    merged = math.prod(sizes[start : end + 1])
+    return reshape(x, sizes[:start] + (merged,) + sizes[end + 1 :])
+
+
+def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
+    """Dim ``dim`` split into ``sizes``."""
+    shape, d = x._array_shape(), wrap_dim(dim, x.dim())
+    known = math.prod(s for s in sizes if s != -1)
+    split = tuple(shape[d] // known if s == -1 else s for s in sizes)
+    return view(x, shape[:d] + split + shape[d + 1 :])
+
+
+def expand(x: Tensor, *sizes: Any) -> Tensor:
+    """Dims of size 1 repeated without a copy; -1 keeps a dim."""
+    wanted, shape = as_sizes(sizes), x._array_shape()
+    lead = len(wanted) - len(shape)
+    if lead < 0:
+        raise RuntimeError(
+            f"expand: the number of sizes provided ({len(wanted)}) must be greater or equal to the "
+            f"number of dimensions in the tensor ({len(shape)})"
+        )
+    full = []
+    for d, size in enumerate(wanted):
+        own = 1 if d < lead else shape[d - lead]
+        if size == -1 and d >= lead:
+            size = own
+        if own not in (1, size):
+            raise RuntimeError(
+                f"The expanded size of the tensor ({size}) must match the existing size ({own}) at "
+                f"non-singleton dimension {d}.  Target sizes: {list(wanted)}.  Tensor sizes: "
+                f"{list(shape)}"
+            )
+        full.append(size)
+    return view_through(x, (_views.expand_step(tuple(full)),))
+
+
+def expand_as(x: Tensor, other: Tensor) -> Tensor:
+    """``x`` expanded to the shape of ``other``."""
+    return expand(x, other.shape)
+
+
+def view_as(x: Tensor, other: Tensor) -> Tensor:
+    """``x`` viewed in the shape of ``other``."""
+    return view(x, other.shape)
+
+
+def reshape_as(x: Tensor, other: Tensor) -> Tensor:
+    """``x`` reshaped to the shape of ``other``."""
+    return reshape(x, other.shape)
+
+
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The diagonal over two dims, as the last dim."""
+    step = _views.diagonal_step(offset, wrap_dim(dim1, x.dim()), wrap_dim(dim2, x.dim()))
+    return view_through(x, (step,))
+
+
+def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """``length`` entries of ``dim`` from ``start``."""
+    d = wrap_dim(dim, x.dim())
+    size = x._array_shape()[d]
+    start = int(start) + size if start < 0 else int(start)
+    if length < 0 or start + length > size or start > size:
+        raise RuntimeError(
+            f"start ({start}) + length ({length}) exceeds dimension size ({size})."
+        )
+    return slice_dim(x, d, start, start + length, 1)
+
+
+def slice_dim(x: Tensor, d: int, start: int, stop: int, step: int) -> Tensor:
+    """``x[start:stop:step]`` along dim ``d``; bounds within the dim."""
+    shape = x._array_shape()
+    bounds = tuple((start, stop, step) if i == d else (0, n, 1) for i, n in enumerate(shape))
+    return view_through(x, (_views.slice_step(bounds),))
+
+
+def select(x: Tensor, dim: int, index: int) -> Tensor:
+    """Entry ``index`` of ``dim``, which goes away."""
+    d = wrap_dim(dim, x.dim())
+    shape = x._array_shape()
+    if not -shape[d] <= index < shape[d]:
+        raise IndexError(
+            f"index {index} is out of bounds for dimension {d} with size {shape[d]}"
+        )
+    index %= shape[d]
+    one = slice_dim(x, d, index, index + 1, 1)
+    return view_through_reshape(one, shape[:d] + shape[d + 1 :])
+
+
+def view_through_reshape(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """``x`` in a shape that differs from its own by dims of size 1 only."""
+    return view_through(x, (_views.reshape_step(sizes),))
+
+
+def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Consecutive pieces of ``dim``: of one size (the last may be smaller), or of given sizes."""
+    d = wrap_dim(dim, x.dim())
+    size = x._array_shape()[d]
+    if isinstance(split_size_or_sections, int):
+        width = split_size_or_sections
+        if width <= 0:
+            raise RuntimeError(f"split expects split_size be non-negative, but got {width}")
+        sections = [min(width, size - i) for i in range(0, size, width)] or [0]
+    else:
+        sections = [int(s) for s in split_size_or_sections]
+        if sum(sections) != size:
+            raise RuntimeError(
+                f"split_with_sizes expects split_sizes to sum exactly to {size} (input tensor's "
+                f"size at dimension {d}), but got split_sizes={sections}"
+            )
+    pieces, start = [], 0
+    for section in sections:
+        pieces.append(slice_dim(x, d, start, start + section, 1))
+        start += section
+    return tuple(pieces)
+
+
+def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+    """At most ``chunks`` pieces of equal size (the last may be smaller)."""
+    if chunks < 1:
+        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    size = x._array_shape()[wrap_dim(dim, x.dim())]
+    return split(x, max(1, -(-size // chunks)), dim)
+
+
+def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    """The entries of ``dim`` one by one."""
+    size = x._array_shape()[wrap_dim(dim, x.dim())]
+    return tuple(select(x, dim, i) for i in range(size))
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """``x`` itself where its elements lie in row-major order, else a copy."""
+    return x if x.is_contiguous() else _read_view(x, chain=())

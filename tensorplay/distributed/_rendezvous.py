@@ -1,0 +1,206 @@
+"""Rank threads meeting: each brings a value, the last to arrive acts for all.
+
+A meeting has members (ranks), a key (what the rank came to do; equal on all members) and a
+``combine`` function, which the last member to arrive calls once with everyone's values. The result
+goes to all. A meeting that can never complete - a member has returned or raised, came with another
+key, or every rank waits for another one - fails the whole job at once, with each rank's doing in
+the message.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from ._errors import DistBackendError, one_line
+
+
+class _Arrival:
+    """One rank that waits in a meeting."""
+
+    __slots__ = ("members", "what", "key", "value", "started", "done", "result", "error")
+
+    def __init__(self, members: tuple[int, ...], what: str, key: Hashable, value: Any) -> None:
+        self.members = members
+        self.what = what
+        self.key = key
+        self.value = value
+        self.started = False
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class Rendezvous:
+    """Where the ``world_size`` rank threads of one job meet.
+
+    Args:
+        world_size: number of ranks.
+        timeout: seconds that a rank waits for the others of a meeting before the job fails.
+    """
+
+    def __init__(self, world_size: int, timeout: float) -> None:
+        self.timeout = timeout
+        self.failure: str | None = None
+        self._changed = threading.Condition()
+        self._arrivals: dict[int, _Arrival] = {}
+        self._finished: dict[int, str] = {}
+        self._world_size = world_size
+
+    def meet(
+        self,
+        rank: int,
+        members: tuple[int, ...],
+        what: str,
+        key: Hashable,
+        value: Any,
+        combine: Callable[[Sequence[Any]], Any],
+    ) -> Any:
+        """Wait for all ``members``, then return ``combine(values in member order)`` on each.
+
+        Args:
+            rank: the calling rank, one of ``members``.
+            what: the call in words, for messages: "barrier()".
+            key: compared between the members; a difference fails the job.
+            combine: called by one member, outside any lock. What it raises is raised on every
+                member (a copy of it on all but the caller).
+
+        Raises:
+            DistBackendError: the meeting cannot complete, or timed out.
+        """
+        arrival = _Arrival(members, what, key, value)
+        with self._changed:
+            self._raise_failure()
+            self._arrivals[rank] = arrival
+            if not self._is_complete(members):
+                self._fail_if_stuck()
+                self._wait(arrival)
+                return self._outcome(arrival)
+            together = [self._arrivals[member] for member in members]
+            self._check_keys(members, together)
+            for each in together:
+                each.started = True
+        self._run(members, together, arrival, combine)
+        return arrival.result
+
+    def finish(self, rank: int, error: BaseException | None) -> int:
+        """Record that ``rank`` has returned, or raised ``error``; fails whoever waits for it.
+
+        Returns:
+            How many ranks had finished before it.
+        """
+        with self._changed:
+            place = len(self._finished)
+            self._finished[rank] = "returned" if error is None else f"raised {one_line(error)}"
+            self._fail_if_stuck()
+            self._changed.notify_all()
+            return place
+
+    def wait_until_over(self, delay: float) -> None:
+        """Block until all ranks have finished, or until ``delay`` seconds after the job failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or self._all_finished())
+            self._changed.wait_for(self._all_finished, delay)
+
+    def _all_finished(self) -> bool:
+        return len(self._finished) == self._world_size
+
+    def abort(self, reason: str) -> None:
+        """Fail the job: every rank that waits, or comes to a meeting later, raises ``reason``."""
+        with self._changed:
+            self._fail(reason)
+
+    def doings(self) -> str:
+        """What each rank does now, in words."""
+        return "; ".join(f"rank {rank} {self._doing(rank)}" for rank in range(self._world_size))
+
+    def _doing(self, rank: int) -> str:
+        if rank in self._finished:
+            return self._finished[rank]
+        if rank in self._arrivals:
+            return f"waits in {self._arrivals[rank].what}"
+        return "is running"
+
+    def _is_complete(self, members: tuple[int, ...]) -> bool:
+        return all(
+            (arrival := self._arrivals.get(member)) is not None and arrival.members == members
+            for member in members
+        )
+
+    def _run(
+        self,
+        members: tuple[int, ...],
+        together: list[_Arrival],
+        own: _Arrival,
+        combine: Callable[[Sequence[Any]], Any],
+    ) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = combine([each.value for each in together])
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            with self._changed:
+                for member, each in zip(members, together, strict=True):
+                    del self._arrivals[member]
+                    each.result, each.error, each.done = result, error, True
+                self._changed.notify_all()
+
+    def _wait(self, arrival: _Arrival) -> None:
+        deadline = time.monotonic() + self.timeout
+        while not arrival.done:
+            if arrival.started:
+                self._changed.wait()
+                continue
+            self._raise_failure()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._fail(f"the ranks did not meet within {self.timeout:g} s")
+            else:
+                self._changed.wait(left)
+
+    def _outcome(self, arrival: _Arrival) -> Any:
+        if arrival.error is not None:
+            raise _for_another_thread(arrival.error)
+        return arrival.result
+
+    def _check_keys(self, members: tuple[int, ...], together: list[_Arrival]) -> None:
+        if any(each.key != together[0].key for each in together[1:]):
+            self._fail("the ranks must call the same collective, with the same shapes and dtypes")
+            self._raise_failure()
+
+    def _fail_if_stuck(self) -> None:
+        waiting = {r: a for r, a in self._arrivals.items() if not a.started}
+        for arrival in waiting.values():
+            for member in arrival.members:
+                if member in self._finished:
+                    return self._fail(
+                        f"rank {member} {self._finished[member]} while others wait for it"
+                    )
+        if waiting and len(waiting) + len(self._finished) == self._world_size:
+            self._fail("the ranks wait for one another in different collectives")
+
+    def _fail(self, reason: str) -> None:
+        if self.failure is None:
+            self.failure = f"{reason} ({self.doings()})"
+        self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise DistBackendError(self.failure)
+
+
+def _for_another_thread(error: BaseException) -> BaseException:
+    """A copy of ``error`` with a traceback of its own; the same object where it cannot be copied."""
+    try:
+        twin = copy.copy(error)
+    except Exception:
+        return error
+    if type(twin) is not type(error):
+        return error
+    return twin.with_traceback(None)

@@ -1,0 +1,163 @@
+"""Who am I: the ranks of the running job, as seen from the current thread."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import jax
+import jax.extend.backend
+
+from ._rendezvous import Rendezvous
+
+Kind = Literal["processes", "threads", "single"]
+
+DEFAULT_TIMEOUT = 30 * 60.0  # seconds; torch's default for every backend but nccl
+
+
+@dataclasses.dataclass(eq=False)
+class World:
+    """The ranks of one job and this rank's place among them.
+
+    Attributes:
+        rank: this rank, 0 <= rank < world_size.
+        world_size: number of ranks.
+        kind: "processes" (one process per rank), "threads" (``run_ranks``), "single" (one rank).
+        devices: the device of rank i at index i.
+        timeout: seconds that a rank waits for the others.
+        rendezvous: where the rank threads meet; None unless kind is "threads".
+        groups: the process groups made in this world, by name; the default one under "".
+    """
+
+    rank: int
+    world_size: int
+    kind: Kind
+    devices: tuple[jax.Device, ...]
+    timeout: float = DEFAULT_TIMEOUT
+    rendezvous: Rendezvous | None = None
+    groups: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def device(self) -> jax.Device:
+        """This rank's own device."""
+        return self.devices[self.rank]
+
+    def devices_of(self, device_type: str) -> tuple[jax.Device, ...]:
+        """The ranks' devices of one type: "cpu", "cuda", "tpu"; "xla" means whichever they drive.
+
+        Raises:
+            RuntimeError: the ranks have no such devices.
+        """
+        if device_type == "xla" or _PLATFORMS.get(device_type, device_type) == self._platform:
+            return self.devices
+        if device_type != "cpu":
+            raise RuntimeError(
+                f"the ranks of this job drive {self._platform!r} devices, but a mesh of "
+                f"{device_type!r} was asked for: pass {self._platform!r} or 'xla' as device_type"
+            )
+        if self.kind != "processes":
+            return tuple(jax.local_devices(backend="cpu")[: self.world_size])
+        return first_devices(jax.devices("cpu"), self.world_size)
+
+    @property
+    def _platform(self) -> str:
+        return self.devices[0].platform
+
+
+_PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
+
+
+def first_devices(devices: list[jax.Device], processes: int) -> tuple[jax.Device, ...]:
+    """The first device of each process, in process order."""
+    firsts: dict[int, jax.Device] = {}
+    for device in devices:
+        firsts.setdefault(device.process_index, device)
+    return tuple(firsts[process] for process in range(processes))
+
+
+class _PerThread(threading.local):
+    world: World | None = None
+
+
+_per_thread = _PerThread()
+_process_world: World | None = None
+_single_world: World | None = None
+_single_lock = threading.Lock()
+
+
+def current_world() -> World:
+    """The world of the current rank.
+
+    In a rank thread its own; else the one ``init_process_group`` made for the process; else a world
+    of one rank on the first local device (which starts the JAX backend).
+    """
+    return peek_world() or _single()
+
+
+def peek_world() -> World | None:
+    """As `current_world`, but None where that would have to make the world of one rank."""
+    return _per_thread.world or _process_world or _single_world
+
+
+def set_process_world(world: World | None) -> None:
+    """Make ``world`` the one of every thread that is not a rank thread."""
+    global _process_world
+    _process_world = world
+
+
+@contextlib.contextmanager
+def rank_thread(world: World) -> Iterator[None]:
+    """Make the current thread the rank of ``world``, on its device, inside the block."""
+    _per_thread.world = world
+    try:
+        with jax.default_device(world.device):
+            yield
+    finally:
+        _per_thread.world = None
+
+
+def in_rank_thread() -> bool:
+    """Whether the current thread is one of ``run_ranks``."""
+    return _per_thread.world is not None
+
+
+def _single() -> World:
+    global _single_world
+    with _single_lock:
+        if _single_world is None:
+            _single_world = World(0, 1, "single", (jax.local_devices()[0],))
+        return _single_world
+
+
+_resets: list[tuple[Callable[[], None], Callable[[], None]]] = []
+
+
+def on_backend_reset(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Register what must happen around a restart of the JAX backend.
+
+    Args:
+        before: called while the old devices still exist; pulls to the host what must survive.
+        after: called when the new devices exist (also where the restart failed); puts it back.
+            ``current_world()`` is the new world by then.
+
+    Calls happen in the thread that restarts: before in reverse order of registration, after in order.
+    """
+    _resets.append((before, after))
+
+
+@contextlib.contextmanager
+def backend_reset() -> Iterator[None]:
+    """Drop the JAX backends around a block that changes what the next ones will be."""
+    global _single_world
+    for before, _ in reversed(_resets):
+        before()
+    jax.extend.backend.clear_backends()
+    _single_world = None
+    try:
+        yield
+    finally:
+        for _, after in _resets:
+            after()
