@@ -1,11 +1,15 @@
 """tensorplay: PyTorch's imperative training API on JAX."""
 
 from . import autograd as autograd
+from . import distributed as distributed
+from . import nn as nn
+from . import optim as optim
+from . import utils as utils
 from ._device import device as device
 from ._device import get_default_device as get_default_device
 from ._device import set_default_device as set_default_device
 from ._dtypes import bfloat16 as bfloat16
-from ._dtypes import bool_ as bool  # noqa: A004
+from ._dtypes import bool_ as bool
 from ._dtypes import complex64 as complex64
 from ._dtypes import complex128 as complex128
 from ._dtypes import dtype as dtype
@@ -38,7 +42,7 @@ from ._ops.creation import ones_like as ones_like
 from ._ops.creation import tensor as tensor
 from ._ops.creation import zeros as zeros
 from ._ops.creation import zeros_like as zeros_like
-from ._ops.math import abs as abs  # noqa: A004
+from ._ops.math import abs as abs
 from ._ops.math import acos as acos
 from ._ops.math import acosh as acosh
 from ._ops.math import add as add
@@ -95,12 +99,12 @@ from ._ops.math import nan_to_num as nan_to_num
 from ._ops.math import ne as ne
 from ._ops.math import neg as neg
 from ._ops.math import polar as polar
-from ._ops.math import pow as pow  # noqa: A004
+from ._ops.math import pow as pow
 from ._ops.math import real as real
 from ._ops.math import reciprocal as reciprocal
 from ._ops.math import relu as relu
 from ._ops.math import remainder as remainder
-from ._ops.math import round as round  # noqa: A004
+from ._ops.math import round as round
 from ._ops.math import rsqrt as rsqrt
 from ._ops.math import sigmoid as sigmoid
 from ._ops.math import sign as sign
@@ -113,25 +117,25 @@ from ._ops.math import tan as tan
 from ._ops.math import tanh as tanh
 from ._ops.math import trunc as trunc
 from ._ops.math import where as where
-from ._ops.reduce import all as all  # noqa: A004
+from ._ops.reduce import all as all
 from ._ops.reduce import amax as amax
 from ._ops.reduce import amin as amin
-from ._ops.reduce import any as any  # noqa: A004
+from ._ops.reduce import any as any
 from ._ops.reduce import argmax as argmax
 from ._ops.reduce import argmin as argmin
-from ._ops.reduce import argsort as argsort
+from ._ops.sorting import argsort as argsort
 from ._ops.reduce import cumprod as cumprod
 from ._ops.reduce import cumsum as cumsum
 from ._ops.reduce import logsumexp as logsumexp
-from ._ops.reduce import max as max  # noqa: A004
+from ._ops.reduce import max as max
 from ._ops.reduce import mean as mean
-from ._ops.reduce import min as min  # noqa: A004
+from ._ops.reduce import min as min
 from ._ops.reduce import norm as norm
 from ._ops.reduce import prod as prod
-from ._ops.reduce import sort as sort
+from ._ops.sorting import sort as sort
 from ._ops.reduce import std as std
-from ._ops.reduce import sum as sum  # noqa: A004
-from ._ops.reduce import topk as topk
+from ._ops.reduce import sum as sum
+from ._ops.sorting import topk as topk
 from ._ops.reduce import var as var
 from ._ops.views import chunk as chunk
 from ._ops.views import diagonal as diagonal
@@ -188,6 +192,9 @@ from ._ops.random import randn_like as randn_like
 from ._ops.random import randperm as randperm
 from ._ops.random import seed as seed
 from ._ops.random import set_rng_state as set_rng_state
+from .nn._functional.toplevel import dropout as dropout
+from .nn._functional.toplevel import log_softmax as log_softmax
+from .nn._functional.toplevel import softmax as softmax
 from ._tensor import Size as Size
 from ._tensor import Tensor as Tensor
 from ._version import __version__ as __version__

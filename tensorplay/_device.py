@@ -23,7 +23,7 @@ class device:
 
     __slots__ = ("type", "index", "_outer")
 
-    def __init__(self, type: str | device | int, index: int | None = None) -> None:  # noqa: A002
+    def __init__(self, type: str | device | int, index: int | None = None) -> None:
         if isinstance(type, device):
             type, index = type.type, type.index
         elif isinstance(type, int):

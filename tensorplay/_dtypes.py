@@ -14,14 +14,23 @@ from ._state import state
 class dtype:
     """A tensor's element type, as ``torch.dtype``: printed ``tensorplay.float32``.
 
-    Attributes: ``itemsize`` in bytes, ``is_floating_point``, ``is_complex``, ``is_signed``, and
-    ``numpy``, the ``numpy.dtype`` that holds such elements.
+    Attributes: ``itemsize`` in bytes, ``is_floating_point``, ``is_complex``, ``is_signed``,
+    ``numpy``, the ``numpy.dtype`` that holds such elements, and ``tensor_type``, torch's name of
+    such tensors (``FloatTensor``).
     """
 
-    __slots__ = ("name", "numpy", "itemsize", "is_floating_point", "is_complex", "is_signed")
+    __slots__ = (
+        "is_complex",
+        "is_floating_point",
+        "is_signed",
+        "itemsize",
+        "name",
+        "numpy",
+        "tensor_type",
+    )
 
-    def __init__(self, name: str, scalar_type: Any) -> None:
-        self.name = name
+    def __init__(self, name: str, scalar_type: Any, tensor_type: str) -> None:
+        self.name, self.tensor_type = name, tensor_type
         self.numpy = np.dtype(scalar_type)
         self.itemsize = self.numpy.itemsize
         self.is_floating_point = bool(jnp.issubdtype(self.numpy, np.floating))
@@ -35,18 +44,18 @@ class dtype:
         return (_dtype_named, (self.name,))
 
 
-bool_ = dtype("bool", np.bool_)
-uint8 = dtype("uint8", np.uint8)
-int8 = dtype("int8", np.int8)
-int16 = dtype("int16", np.int16)
-int32 = dtype("int32", np.int32)
-int64 = dtype("int64", np.int64)
-float16 = dtype("float16", np.float16)
-bfloat16 = dtype("bfloat16", jnp.bfloat16)
-float32 = dtype("float32", np.float32)
-float64 = dtype("float64", np.float64)
-complex64 = dtype("complex64", np.complex64)
-complex128 = dtype("complex128", np.complex128)
+bool_ = dtype("bool", np.bool_, "BoolTensor")
+uint8 = dtype("uint8", np.uint8, "ByteTensor")
+int8 = dtype("int8", np.int8, "CharTensor")
+int16 = dtype("int16", np.int16, "ShortTensor")
+int32 = dtype("int32", np.int32, "IntTensor")
+int64 = dtype("int64", np.int64, "LongTensor")
+float16 = dtype("float16", np.float16, "HalfTensor")
+bfloat16 = dtype("bfloat16", jnp.bfloat16, "BFloat16Tensor")
+float32 = dtype("float32", np.float32, "FloatTensor")
+float64 = dtype("float64", np.float64, "DoubleTensor")
+complex64 = dtype("complex64", np.complex64, "ComplexFloatTensor")
+complex128 = dtype("complex128", np.complex128, "ComplexDoubleTensor")
 
 _ALL = (
     bool_, uint8, int8, int16, int32, int64,
@@ -73,6 +82,11 @@ def from_numpy_dtype(numpy_dtype: Any) -> dtype:
             f"{', '.join(_BY_NAME)}"
         )
     return found
+
+
+def scalar_name(d: dtype) -> str:
+    """torch's name of the dtype's elements in messages: ``Float``, ``Long``."""
+    return d.tensor_type.removesuffix("Tensor")
 
 
 def get_default_dtype() -> dtype:
@@ -142,7 +156,7 @@ def _weak_dtype(numpy_dtype: Any) -> Any:
 class finfo:
     """Limits of a floating dtype, as ``torch.finfo``: bits, eps, max, min, tiny, resolution."""
 
-    def __init__(self, type: dtype | None = None) -> None:  # noqa: A002 (torch's argument name)
+    def __init__(self, type: dtype | None = None) -> None:
         info = jnp.finfo((type or get_default_dtype()).numpy)
         self.bits, self.eps = int(info.bits), float(info.eps)
         self.max, self.min, self.tiny = float(info.max), float(info.min), float(info.tiny)
@@ -153,6 +167,7 @@ class finfo:
 class iinfo:
     """Limits of an integer dtype, as ``torch.iinfo``: bits, max, min."""
 
-    def __init__(self, type: dtype) -> None:  # noqa: A002 (torch's argument name)
+    def __init__(self, type: dtype) -> None:
         info = np.iinfo(type.numpy)
-        self.bits, self.max, self.min, self.dtype = info.bits, int(info.max), int(info.min), type.name
+        self.bits, self.max, self.min = info.bits, int(info.max), int(info.min)
+        self.dtype = type.name

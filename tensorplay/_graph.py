@@ -49,9 +49,16 @@ class Node:
     """
 
     __slots__ = (
-        "next_edges", "sequence", "num_outputs", "_pre_hooks", "_hooks", "_output_hooks",
-        "retained", "__weakref__", "__dict__",
-    )  # fmt: skip
+        "__dict__",
+        "__weakref__",
+        "_hooks",
+        "_output_hooks",
+        "_pre_hooks",
+        "next_edges",
+        "num_outputs",
+        "retained",
+        "sequence",
+    )
 
     def __init__(self, next_edges: Sequence[Edge | None], num_outputs: int = 1) -> None:
         self.next_edges = next_edges
@@ -77,7 +84,7 @@ class Node:
         return tuple((None, 0) if e is None else e for e in self.next_edges)
 
     def register_hook(self, fn: Callable) -> RemovableHandle:
-        """``fn(grad_inputs, grad_outputs)`` runs after the step's backward; may replace the former."""
+        """``fn(grad_inputs, grad_outputs)`` runs after the step; may replace ``grad_inputs``."""
         if self._hooks is None:
             self._hooks = {}
         return add_hook(self._hooks, fn)
@@ -150,7 +157,7 @@ def run_backward(
         keep_graph: do not free what nodes saved.
         add: sums two gradients.
         capture: if given, only what leads to these edges runs, and their gradients are returned.
-        accumulate_captured: captured edges that end in a leaf also accumulate there.
+        accumulate_captured: the nodes at captured edges run too, so that leaves accumulate.
     """
     task = _Task(add, keep_graph, capture, accumulate_captured)
     outer, _running.callbacks = _running.callbacks, []
@@ -174,10 +181,11 @@ class _Task:
         self.captured: list[Any] = [None] * len(capture or ())
         self.waiting: dict[Node, Gradients] = {}
         self.ready: list[tuple[int, int, Node]] = []
+        self.arrivals = itertools.count()
 
     def run(self, roots: Sequence[Edge], grads: Sequence[Any]) -> None:
         self.pending = _count_dependencies(node for node, _ in roots)
-        self.needed = None if self.capture is None else _leading_to(self.pending, self.capture)
+        self.needed = self._needed()
         for (node, index), grad in zip(roots, grads, strict=True):
             self._deposit(node, index, grad)
         for node in dict.fromkeys(node for node, _ in roots):
@@ -186,8 +194,15 @@ class _Task:
         while self.ready:
             self._step(heapq.heappop(self.ready)[2])
 
+    def _needed(self) -> set[Node] | None:
+        """The nodes that must run; None where all must."""
+        if self.capture is None:
+            return None
+        found = _leading_to(self.pending, self.capture)
+        return found | {node for node, _ in self.capture} if self.accumulate else found
+
     def _push(self, node: Node) -> None:
-        heapq.heappush(self.ready, (-node.sequence, id(node), node))
+        heapq.heappush(self.ready, (-node.sequence, next(self.arrivals), node))
 
     def _deposit(self, node: Node, index: int, grad: Any) -> None:
         slots = self.waiting.get(node)
@@ -200,11 +215,13 @@ class _Task:
         grads = self.waiting.pop(node, None)
         results: Gradients | None = None
         if grads is not None and any(g is not None for g in grads):
-            grads = _before(node, grads)
-            if self._capture_at(node, grads):
-                results = _apply(node, grads)
+            if self.needed is None or node in self.needed:
+                self._store_captured(node, grads)
+                results = _apply(node, _before(node, _tensor_hooks(node, grads)))
                 if not self.keep_graph:
                     node.release()
+            elif any(target is node for target, _ in self.capture or ()):
+                self._store_captured(node, _tensor_hooks(node, grads))
         for position, edge in enumerate(node.next_edges):
             if edge is None:
                 continue
@@ -215,46 +232,50 @@ class _Task:
             if self.pending[target] == 0:
                 self._push(target)
 
-    def _capture_at(self, node: Node, grads: Gradients) -> bool:
-        """Stores captured gradients of ``node``; tells whether the node itself must run."""
-        if self.capture is None:
-            return True
-        captured = False
-        for position, (target, index) in enumerate(self.capture):
+    def _store_captured(self, node: Node, grads: Gradients) -> None:
+        for position, (target, index) in enumerate(self.capture or ()):
             if target is node:
-                captured = True
-                if grads[index] is not None:
-                    self.captured[position] = grads[index]
-        if not node.next_edges:
-            return captured and self.accumulate
-        return self.needed is not None and node in self.needed
+                self.captured[position] = grads[index]
+
+
+def _tensor_hooks(node: Node, grads: Gradients) -> Gradients:
+    """Runs the hooks on single outputs of ``node``, then fills the ``grad`` they retain."""
+    if not node._output_hooks and not node.retained:
+        return grads
+    grads = list(grads)
+    for index, hooks in (node._output_hooks or {}).items():
+        if grads[index] is not None and hooks:
+            grads[index] = run_gradient_hooks(hooks, grads[index])
+    for index, keep in (node.retained or {}).items():
+        if grads[index] is not None:
+            keep(grads[index])
+    return grads
 
 
 def _before(node: Node, grads: Gradients) -> Gradients:
-    if node._output_hooks:
-        for index, hooks in node._output_hooks.items():
-            if grads[index] is not None and hooks:
-                grads[index] = run_gradient_hooks(hooks, grads[index])
-    if node.retained:
-        for index, keep in node.retained.items():
-            if grads[index] is not None:
-                keep(grads[index])
-    if node._pre_hooks:
-        for hook in list(node._pre_hooks.values()):
-            replaced = hook(tuple(grads))
-            if replaced is not None:
-                grads = list(replaced) if isinstance(replaced, (tuple, list)) else [replaced]
+    for hook in list((node._pre_hooks or {}).values()):
+        grads = _replaced(hook(tuple(grads)), grads)
     return grads
 
 
 def _apply(node: Node, grads: Gradients) -> Gradients:
     results = node.backward(grads)
-    if node._hooks:
-        for hook in list(node._hooks.values()):
-            replaced = hook(tuple(results), tuple(grads))
-            if replaced is not None:
-                results = list(replaced) if isinstance(replaced, (tuple, list)) else [replaced]
+    for hook in list((node._hooks or {}).values()):
+        results = _replaced(hook(tuple(results), tuple(grads)), results)
     return results
+
+
+def _replaced(returned: Any, grads: Gradients) -> Gradients:
+    """What a node's hook returned, in place of ``grads``; None keeps them."""
+    if returned is None:
+        return grads
+    replaced = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    if len(replaced) != len(grads):
+        raise RuntimeError(
+            f"hook has changed the number of gradients: it got {len(grads)}, and returned "
+            f"{len(replaced)}"
+        )
+    return replaced
 
 
 def _count_dependencies(roots: Iterable[Node]) -> dict[Node, int]:

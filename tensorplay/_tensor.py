@@ -19,7 +19,7 @@ import numpy as np
 from . import _views
 from ._device import device, device_of
 from ._dtypes import dtype, from_numpy_dtype
-from ._graph import Edge, Node, RemovableHandle, add_hook, run_backward, run_gradient_hooks
+from ._graph import Edge, Node, RemovableHandle, add_hook, run_backward
 from ._state import state
 
 Meta = jax.ShapeDtypeStruct
@@ -37,6 +37,13 @@ class Size(tuple[int, ...]):
     def __repr__(self) -> str:
         return f"tensorplay.Size({list(self)})"
 
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return Size(found) if isinstance(index, slice) else found
+
+    def __add__(self, other: Any) -> Size:
+        return Size(super().__add__(tuple(other)))
+
 
 class Storage:
     """The cell that a tensor and its aliases share.
@@ -45,7 +52,7 @@ class Storage:
     ``version``: counts in-place writes, as autograd sees them.
     """
 
-    __slots__ = ("array", "version", "__weakref__")
+    __slots__ = ("__weakref__", "array", "version")
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -74,6 +81,7 @@ class Tensor:
     _base: Tensor | None = None
     _base_chain: _views.Chain = ()
     _base_epoch: int = 0
+    _view_kind: str | None = None
     _epoch: int = 0
     _retains_grad: bool = False
     _detached: bool = False
@@ -81,6 +89,8 @@ class Tensor:
     _inference: bool = False
     _layout: Any = None
     _refusal: str | None = None
+    _gradient_edge: Edge | None = None
+    _stands_for: Tensor | None = None
     _guarded: bool = False
     __array_priority__ = 1000
 
@@ -99,7 +109,7 @@ class Tensor:
         array = self._storage.array
         if self._chain is None:
             return array.shape
-        return _views.layout(array.shape, _views.contiguous_strides(array.shape), self._chain)[0]
+        return _views.layout(array.shape, self._chain)[0]
 
     @property
     def ndim(self) -> int:
@@ -125,9 +135,11 @@ class Tensor:
         return strides if dim is None else strides[wrap_dim(dim, len(strides))]
 
     def _strides(self) -> tuple[int, ...]:
-        shape = self._storage.array.shape
-        strides = _views.contiguous_strides(shape)
-        return strides if self._chain is None else _views.layout(shape, strides, self._chain)[1]
+        return _views.layout(self._storage.array.shape, self._chain or ())[1]
+
+    def storage_offset(self) -> int:
+        """The place of the first element in the storage, in elements."""
+        return _views.layout(self._storage.array.shape, self._chain or ())[2]
 
     def is_contiguous(self) -> bool:
         return self._chain is None or _views.is_contiguous(self._array_shape(), self._strides())
@@ -174,6 +186,14 @@ class Tensor:
     def is_complex(self) -> bool:
         return self.dtype.is_complex
 
+    def is_inference(self) -> bool:
+        """Whether the tensor was made in inference mode."""
+        return self._inference
+
+    def data_ptr(self) -> int:
+        """A number for the place of the first element: equal for aliases only (no address)."""
+        return (id(self._storage) << 40) + self.storage_offset() * self.itemsize
+
     @property
     def _version(self) -> int:
         return self._storage.version
@@ -190,19 +210,20 @@ class Tensor:
         if self._cached is not None and self._cached[0] is array:
             return self._cached[1]
         if type(array) is Meta:
-            return jax.eval_shape(lambda a: _views.read(a, self._chain), array)
-        if state.trace is not None:
-            return _views.read(array, self._chain)
-        value = _views.read_compiled(array, self._chain)
+            return jax.eval_shape(_views.reader(self._chain), array)
+        with jax.enable_x64(True):
+            if state.trace is not None:
+                return _views.read(array, self._chain)
+            value = _views.read_compiled(array, self._chain)
         self._cached = (array, value)
         return value
 
     def _write(self, value: Any) -> None:
-        """Stores ``value`` (same shape and dtype) through this view; autograd sees a new version."""
+        """Stores ``value`` (same shape and dtype) through this view, as a new version."""
         storage = self._storage
         if self._inference and not state.inference:
             raise RuntimeError(
-                "Inplace update to inference tensor outside InferenceMode is not allowed."
+                "Inplace update to inference tensor outside InferenceMode is not allowed. "
                 "You can make a clone to get a normal tensor before doing inplace update."
             )
         if state.trace is not None:
@@ -211,7 +232,8 @@ class Tensor:
             storage.array = value
         elif type(storage.array) is not Meta:
             run = _views.write if state.trace is not None else _views.write_compiled
-            storage.array = run(storage.array, value, self._chain)
+            with jax.enable_x64(True):
+                storage.array = run(storage.array, value, self._chain)
         if not self._untracked:
             storage.version += 1
 
@@ -254,7 +276,7 @@ class Tensor:
             )
         return np.array(self._host())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: A002
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = self.numpy()
         return value if dtype is None else value.astype(dtype)
 
@@ -320,7 +342,7 @@ class Tensor:
     def requires_grad(self, value: bool) -> None:
         if value and not (self.dtype.is_floating_point or self.dtype.is_complex):
             raise RuntimeError(
-                "only Tensors of floating point and complex dtype can require gradients"
+                "only Tensors of floating point dtype can require gradients"
             )
         if value and self._inference and not state.inference:
             raise RuntimeError(
@@ -448,7 +470,7 @@ class Tensor:
         if self.grad_fn is not None:
             return add_hook(self._grad_fn.hooks_of_output(self._output_nr), hook)  # type: ignore[union-attr]
         if self._hooks is None:
-            self._hooks = {}
+            self._hooks = self._leaf_edge()[0].hooks_of_output(0)
         return add_hook(self._hooks, hook)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
@@ -474,15 +496,18 @@ class Tensor:
         if state.trace is not None:
             state.trace.abort("calls retain_grad()")
         self._retains_grad = True
-        node, own = self._grad_fn, weakref.ref(self)
-        assert node is not None
+        self._retain_at_node()
+
+    def _retain_at_node(self) -> None:
+        own = weakref.ref(self)
 
         def keep(grad: Tensor) -> None:
             tensor = own()
             if tensor is not None:
-                tensor._grad = grad if tensor._grad is None else tensor._grad + grad
+                tensor._grad = _own_copy(grad) if tensor._grad is None else tensor._grad + grad
 
-        node.retained = {**(node.retained or {}), self._output_nr: keep}
+        assert self._grad_fn is not None
+        self._grad_fn.retained = {**(self._grad_fn.retained or {}), self._output_nr: keep}
 
     @property
     def retains_grad(self) -> bool:
@@ -497,6 +522,8 @@ class Tensor:
         return self._leaf_edge() if self._requires_grad else None
 
     def _leaf_edge(self) -> Edge:
+        if self._gradient_edge is not None:
+            return self._gradient_edge
         node = self._accumulator() if self._accumulator is not None else None
         if node is None:
             node = AccumulateGrad(self)
@@ -505,9 +532,13 @@ class Tensor:
 
     def _set_history(self, node: Node | None, index: int, requires_grad: bool) -> None:
         """Gives this tensor a new place in the graph after an in-place op."""
+        if self._retains_grad and self._grad_fn is not None:
+            (self._grad_fn.retained or {}).pop(self._output_nr, None)
         self._grad_fn, self._output_nr = node, index
         self._requires_grad = requires_grad
         self._epoch += 1
+        if self._retains_grad and node is not None:
+            self._retain_at_node()
 
     def _sync(self) -> None:
         """A view takes its history anew from its base where the base was written in place."""
@@ -518,9 +549,9 @@ class Tensor:
         if self._base_epoch == base._epoch:
             return
         self._base_epoch = base._epoch
-        self._requires_grad = base._requires_grad
-        if base._grad_fn is not None:
+        if base._grad_fn is not None and self._view_kind != "no_grad":
             fresh = _replay_view(base, self._base_chain)
+            self._requires_grad = True
             self._grad_fn, self._output_nr = fresh._grad_fn, fresh._output_nr
 
     # --- copies ------------------------------------------------------------------------------
@@ -537,7 +568,7 @@ class Tensor:
             self._layout.refuse(self, "copy.deepcopy", "copy through state_dict() instead")
         out = type(self).__new__(type(self))
         memo[id(self)] = out
-        out._storage = Storage(self._read())
+        out._storage, out._chain = _copied_storage(self._storage, memo), self._chain
         out._requires_grad = self._requires_grad
         out._grad = copy.deepcopy(self._grad, memo)
         for name, value in self.__dict__.items():
@@ -551,7 +582,7 @@ class Tensor:
         return (_rebuild, (type(self), np.array(self._host()), self.requires_grad))
 
 
-_OWN_STATE = frozenset(name for name in Tensor.__annotations__) | {"_view_of"}
+_OWN_STATE = frozenset(Tensor.__annotations__)
 
 
 class StateChanges:
@@ -581,11 +612,11 @@ class AccumulateGrad(Node):
         super().__init__(())
         self.variable = variable
         self.sequence = 1 << 62
+        if variable._hooks is not None:
+            self._output_hooks = {0: variable._hooks}
 
     def backward(self, grads: list[Any]) -> list[Any]:
         variable, grad = self.variable, grads[0]
-        if variable._hooks:
-            grad = run_gradient_hooks(variable._hooks, grad)
         if variable._grad is None:
             variable._grad = grad if state.grad_enabled else _own_copy(grad)
         elif state.grad_enabled:
@@ -595,6 +626,17 @@ class AccumulateGrad(Node):
         for hook in list((variable._post_accumulate_hooks or {}).values()):
             hook(variable)
         return []
+
+
+def _copied_storage(storage: Storage, memo: dict[int, Any]) -> Storage:
+    """A storage with its own buffer; aliases that are copied together stay aliases."""
+    found = memo.get(id(storage))
+    if found is None:
+        array = storage.array
+        with jax.enable_x64(True):
+            found = Storage(array if type(array) is Meta else jax.numpy.copy(array))
+        memo[id(storage)] = found
+    return found  # type: ignore[no-any-return]
 
 
 def _own_copy(grad: Tensor) -> Tensor:
@@ -662,10 +704,8 @@ def backward(
                 raise RuntimeError(
                     f"One of the differentiated Tensors does not require grad (inputs[{position}])"
                 )
-    captured = _differentiate(tensors, gradients, retain_graph, create_graph, inputs, True)
-    for tensor, grad in zip(inputs or (), captured, strict=bool(inputs)):
-        if tensor._grad_fn is not None and grad is not None:
-            tensor._grad = grad if tensor._grad is None else tensor._grad + grad
+            tensor.retain_grad()
+    _differentiate(tensors, gradients, retain_graph, create_graph, inputs, True)
 
 
 def gradients_of(

@@ -8,7 +8,8 @@ place. A chain also tells torch's strides, which decide what ``view`` accepts.
 from __future__ import annotations
 
 import math
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -89,6 +90,11 @@ def write(array: Any, value: Any, chain: Chain) -> Any:
     return _back(chain[0], array, value)
 
 
+def reader(chain: Chain) -> Callable[[Any], Any]:
+    """``read`` for one chain."""
+    return partial(read, chain=chain)
+
+
 read_compiled = partial(jax.jit, static_argnums=1)(read)
 write_compiled = partial(jax.jit, static_argnums=2)(write)
 
@@ -102,10 +108,13 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def layout(
-    shape: tuple[int, ...], strides: tuple[int, ...], chain: Chain
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides (in elements) after ``chain``, as torch's views have them."""
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+@lru_cache(maxsize=8192)
+def layout(shape: tuple[int, ...], chain: Chain) -> Layout:
+    """Shape, strides and offset (in elements) after ``chain`` over a row-major storage."""
+    strides, offset = contiguous_strides(shape), 0
     for kind, arg in chain:
         if kind == "reshape":
             found = strides_of_view(shape, strides, arg)
@@ -114,19 +123,30 @@ def layout(
         elif kind == "permute":
             shape, strides = tuple(shape[d] for d in arg), tuple(strides[d] for d in arg)
         elif kind == "expand":
-            lead = len(arg) - len(shape)
-            old = (None,) * lead + shape
-            strides = tuple(
-                0 if o is None or o != n else s
-                for o, n, s in zip(old, arg, (0,) * lead + strides, strict=True)
-            )
-            shape = arg
+            shape, strides = _expanded_layout(shape, strides, arg)
         elif kind == "diagonal":
+            offset += _diagonal_start(strides, *arg)
             shape, strides = _diagonal_layout(shape, strides, *arg)
         else:
+            offset += sum(s * start for s, (start, _, _) in zip(strides, arg, strict=True))
             strides = tuple(s * step for s, (_, _, step) in zip(strides, arg, strict=True))
             shape = tuple(max(0, -(-(stop - start) // step)) for start, stop, step in arg)
-    return shape, strides
+    return shape, strides, offset
+
+
+def _expanded_layout(
+    shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    lead = len(new) - len(shape)
+    old = (None,) * lead + shape
+    return new, tuple(
+        0 if o is None or o != n else s
+        for o, n, s in zip(old, new, (0,) * lead + strides, strict=True)
+    )
+
+
+def _diagonal_start(strides: tuple[int, ...], offset: int, dim1: int, dim2: int) -> int:
+    return offset * strides[dim2] if offset >= 0 else -offset * strides[dim1]
 
 
 def _diagonal_layout(

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from . import _function as function
+from ._function import Function as Function
+from ._gradcheck import GradcheckError as GradcheckError
+from ._gradcheck import gradcheck as gradcheck
 from ._graph import Node as Node
 from ._graph import queue_callback
 from ._state import state
-from ._tensor import Tensor, backward as _backward, gradients_of
+from ._tensor import Tensor, gradients_of
+from ._tensor import backward as _backward
+
+__all__ = [
+    "Function",
+    "GradcheckError",
+    "Node",
+    "Variable",
+    "backward",
+    "enable_grad",
+    "function",
+    "grad",
+    "gradcheck",
+    "inference_mode",
+    "is_grad_enabled",
+    "is_inference_mode_enabled",
+    "no_grad",
+    "set_grad_enabled",
+]
 
 
 class _GradMode:
@@ -28,6 +51,9 @@ class _GradMode:
         state.grad_enabled = self._outer.pop()
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        if inspect.isgeneratorfunction(fn):
+            return _in_mode(fn, self._fresh)
+
         @functools.wraps(fn)
         def run(*args: Any, **kwargs: Any) -> Any:
             with self._fresh():
@@ -42,6 +68,32 @@ class _GradMode:
         if args and callable(args[0]):
             return cls()(args[0])
         return super().__new__(cls)
+
+
+def _in_mode(fn: Callable[..., Any], mode: Callable[[], Any]) -> Callable[..., Any]:
+    """A generator function whose body runs in ``mode`` while its caller keeps its own."""
+
+    @functools.wraps(fn)
+    def run(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        with mode():
+            generator = fn(*args, **kwargs)
+        resume, value = generator.send, None
+        while True:
+            try:
+                with mode():
+                    produced = resume(value)
+            except StopIteration as end:
+                return end.value
+            try:
+                resume, value = generator.send, (yield produced)
+            except GeneratorExit:
+                with mode():
+                    generator.close()
+                raise
+            except BaseException as error:
+                resume, value = generator.throw, error  # type: ignore[assignment]
+
+    return run
 
 
 class no_grad(_GradMode):
@@ -127,9 +179,7 @@ def _matched(tensors: list[Any], gradients: Any) -> list[Any]:
     if gradients is None:
         return [None] * len(tensors)
     if len(grads) != len(tensors):
-        raise RuntimeError(
-            f"got {len(tensors)} tensors and {len(grads)} gradients"
-        )
+        raise RuntimeError(f"got {len(tensors)} tensors and {len(grads)} gradients")
     return grads
 
 
@@ -176,10 +226,10 @@ def grad(
             tensor.new_zeros(tensor.shape) if g is None else g
             for g, tensor in zip(found, ins, strict=True)
         )
-    if not allow_unused and any(g is None for g in found):
+    if not allow_unused and None in found:
         raise RuntimeError(
-            "One of the differentiated Tensors appears to not have been used in the graph. Set "
-            "allow_unused=True if this is the desired behavior."
+            f"The differentiated Tensor at index {found.index(None)} appears to not have been used "
+            "in the graph. Set allow_unused=True if this is the desired behavior."
         )
     return tuple(found)
 

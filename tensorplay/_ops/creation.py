@@ -148,22 +148,22 @@ def _or_default(dtype: Dtype | None) -> Any:
     return (dtype or get_default_dtype()).numpy
 
 
-def zeros(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: E501
+def zeros(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Zeros of shape ``size``."""
     return _sized(0, as_sizes(size), _or_default(dtype), device, requires_grad)
 
 
-def ones(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: E501
+def ones(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Ones of shape ``size``."""
     return _sized(1, as_sizes(size), _or_default(dtype), device, requires_grad)
 
 
-def empty(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: E501
+def empty(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """A tensor of shape ``size``; its values (zeros) are not to be relied on."""
     return _sized(0, as_sizes(size), _or_default(dtype), device, requires_grad)
 
 
-def full(size: Sequence[int], fill_value: Any, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: E501
+def full(size: Sequence[int], fill_value: Any, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """``fill_value`` everywhere; its kind gives the dtype unless ``dtype`` does."""
     if isinstance(fill_value, Tensor):
         fill_value = fill_value.item()
@@ -179,27 +179,27 @@ def _like(x: Tensor, value: Any, dtype: Dtype | None, device: DeviceLike, grad: 
     return _sized(value, x._array_shape(), (dtype or x.dtype).numpy, place, grad)
 
 
-def zeros_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: A002, E501
+def zeros_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Zeros in the shape and dtype of ``input``."""
     return _like(input, 0, dtype, device, requires_grad)
 
 
-def ones_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: A002, E501
+def ones_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Ones in the shape and dtype of ``input``."""
     return _like(input, 1, dtype, device, requires_grad)
 
 
-def full_like(input: Tensor, fill_value: Any, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: A002, E501
+def full_like(input: Tensor, fill_value: Any, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """``fill_value`` in the shape and dtype of ``input``."""
     return _like(input, fill_value, dtype, device, requires_grad)
 
 
-def empty_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: A002, E501
+def empty_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """As ``zeros_like``; the values are not to be relied on."""
     return _like(input, 0, dtype, device, requires_grad)
 
 
-def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: E501
+def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Values from ``start`` (0 if left out) to ``end``, exclusive; int64 for ints."""
     if end is None:
         start, end = 0, start
@@ -211,13 +211,13 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Dtype | None = 
     return from_values(values.astype(dtype.numpy), dtype.numpy, device, requires_grad)
 
 
-def linspace(start: float, end: float, steps: int, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: E501
+def linspace(start: float, end: float, steps: int, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """``steps`` values evenly spaced from ``start`` to ``end``, inclusive."""
     found = _or_default(dtype)
     return from_values(np.linspace(start, end, steps).astype(found), found, device, requires_grad)
 
 
-def eye(n: int, m: int | None = None, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: E501
+def eye(n: int, m: int | None = None, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Ones on the diagonal, zeros elsewhere."""
     found = _or_default(dtype)
     return from_values(np.eye(n, m).astype(found), found, device, requires_grad)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from .. import _views
 from .._dtypes import category
 from .._state import state
@@ -14,7 +16,7 @@ from .views import expand
 
 
 @primitive("copy_slices")
-def _written(base, value, *, chain):  # type: ignore[no-untyped-def]
+def _written(base, value, *, chain):
     return _views.write(base, value.astype(base.dtype), chain)
 
 
@@ -28,7 +30,9 @@ def assign(x: Tensor, value: Tensor) -> Tensor:
     if state.grad_enabled:
         _refuse_leaf(x)
     value = _fitted(x, value)
-    recorded = state.grad_enabled and (value.requires_grad or x.requires_grad)
+    recorded = state.grad_enabled and (value.requires_grad or _in_graph(x))
+    if recorded and x._view_kind is not None:
+        raise RuntimeError(_REFUSED_VIEWS[x._view_kind])
     if not recorded:
         x._write(value._read())
         return x
@@ -48,17 +52,28 @@ def assign(x: Tensor, value: Tensor) -> Tensor:
 
 
 def _follow_storage(value: Tensor, x: Tensor) -> None:
-    """Lets the op that made ``value`` watch the storage that its result moved to.
+    if isinstance(value.grad_fn, PrimitiveNode):
+        value.grad_fn.follow(value, x)
 
-    What that op itself read from there is safe: it holds the array from before.
-    """
-    node = value.grad_fn
-    if isinstance(node, PrimitiveNode):
-        node.guards = [
-            (i, x._storage, x._storage.version) if storage is value._storage else (i, storage, v)
-            for i, storage, v in node.guards
-            if storage is not x._storage
-        ]
+
+def _in_graph(x: Tensor) -> bool:
+    return x.requires_grad or (x._base is not None and x._base.requires_grad)
+
+
+_REFUSED_VIEWS = {
+    "no_grad": (
+        "A view was created in no_grad mode and is being modified inplace with grad mode enabled. "
+        "Given that this use case is ambiguous and error-prone, it is forbidden. You can clarify "
+        "your code by moving both the view and the inplace either both inside the no_grad block "
+        "(if you don't want the inplace to be tracked) or both outside (if you want the inplace to "
+        "be tracked)."
+    ),
+    "several": (
+        "Output of a function that returns multiple views is being modified inplace. Such functions "
+        "do not allow the output views to be modified inplace. You should replace the inplace "
+        "operation by an out-of-place one."
+    ),
+}
 
 
 def _refuse_leaf(x: Tensor) -> None:
@@ -97,23 +112,23 @@ def _shape_message(x: Tensor, value: Tensor) -> str:
     )
 
 
+@primitive("copy", elementwise=True)
+def _copied(x, src):
+    return jnp.copy(jnp.broadcast_to(src.astype(x.dtype), x.shape))
+
+
 def copy_(x: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
     """Copies ``src`` (broadcast, cast to the dtype of ``x``) into ``x``."""
     if not isinstance(src, Tensor):
         raise TypeError(f"copy_(): argument 'other' must be Tensor, not {type(src).__name__}")
     if x.is_meta:
         return x
-    value = math.to_dtype(src, x.dtype)
-    if x._layout is not None or value._layout is not None:
-        value = math.add_(math.mul(x.detach(), 0), value) if value is not x else value
-    elif value is src or value._storage is x._storage:
-        value = math.clone_(value)
-    return assign(x, value)
+    return assign(x, _copied(x, src))
 
 
 def fill_(x: Tensor, value: Any) -> Tensor:
     """Every element becomes ``value`` (a number or a 0-d tensor)."""
-    return assign(x, math.masked_fill(x.detach(), True, value))
+    return assign(x, math.masked_fill(x, True, value))
 
 
 def zero_(x: Tensor) -> Tensor:

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._dtypes import category, complex128, float64
 from .._dtypes import dtype as Dtype
 from .._tensor import Tensor
 from .primitive import Primitive, primitive
 from .promotion import as_float, promoted, promoted_float, strong
 
 
-def _binary(name: str, fn: Callable[..., Any], **flags: bool) -> Primitive:
+def _binary(name: str, fn: Callable[..., Any], **flags: Any) -> Primitive:
     return Primitive(lambda a, b: fn(*promoted(a, b)), name, elementwise=True, **flags)
 
 
@@ -24,12 +25,17 @@ def _binary_float(name: str, fn: Callable[..., Any]) -> Primitive:
     return Primitive(lambda a, b: fn(*promoted_float(a, b)), name, elementwise=True)
 
 
-def _unary(name: str, fn: Callable[..., Any], **flags: bool) -> Primitive:
+def _unary(name: str, fn: Callable[..., Any], **flags: Any) -> Primitive:
     return Primitive(fn, name, elementwise=True, **flags)
 
 
-def _unary_float(name: str, fn: Callable[..., Any]) -> Primitive:
-    return Primitive(lambda x: fn(as_float(x)), name, elementwise=True)
+def _unary_float(name: str, fn: Callable[..., Any], **flags: Any) -> Primitive:
+    return Primitive(lambda x: fn(as_float(x)), name, elementwise=True, **flags)
+
+
+def _rounding(name: str, fn: Callable[..., Any]) -> Primitive:
+    """A row whose integers are whole already."""
+    return _unary(name, lambda x: fn(x) if jnp.issubdtype(x.dtype, np.inexact) else x)
 
 
 def _sum_of(a: Any, b: Any) -> Any:
@@ -40,7 +46,7 @@ def _sum_of(a: Any, b: Any) -> Any:
 def _difference(a: Any, b: Any) -> Any:
     a, b = promoted(a, b)
     if a.dtype == np.bool_:
-        raise TypeError(
+        raise RuntimeError(
             "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying "
             "to invert a mask, use the `~` or `logical_not()` operator instead."
         )
@@ -55,8 +61,14 @@ floor_divide = _binary("floor_divide", jnp.floor_divide, differentiable=False)
 remainder = _binary("remainder", jnp.remainder)
 fmod = _binary("fmod", jnp.fmod)
 atan2 = _binary_float("atan2", jnp.arctan2)
+hypot = _binary_float("hypot", jnp.hypot)
+copysign = _binary_float("copysign", jnp.copysign)
+logaddexp = _binary_float("logaddexp", jnp.logaddexp)
+xlogy = _binary_float("xlogy", lambda a, b: jax.scipy.special.xlogy(a, b))
 maximum = _binary("maximum", jnp.maximum)
 minimum = _binary("minimum", jnp.minimum)
+fmax = _binary("fmax", jnp.fmax)
+fmin = _binary("fmin", jnp.fmin)
 eq = _binary("eq", lambda a, b: a == b, differentiable=False)
 ne = _binary("ne", lambda a, b: a != b, differentiable=False)
 lt = _binary("lt", lambda a, b: a < b, differentiable=False)
@@ -72,13 +84,128 @@ bitwise_xor = _binary("bitwise_xor", jnp.bitwise_xor, differentiable=False)
 bitwise_left_shift = _binary("bitwise_left_shift", jnp.left_shift, differentiable=False)
 bitwise_right_shift = _binary("bitwise_right_shift", jnp.right_shift, differentiable=False)
 
+neg = _unary("neg", jnp.negative)
+positive = _unary("positive", jnp.positive)
+abs = _unary("abs", jnp.abs, saves="input")
+sign = _unary("sign", jnp.sign)
+sgn = _unary("sgn", jnp.sign)
+signbit = _unary("signbit", lambda x: x < 0 if x.dtype.kind in "iu" else jnp.signbit(x), differentiable=False)
+ceil = _rounding("ceil", jnp.ceil)
+floor = _rounding("floor", jnp.floor)
+trunc = _rounding("trunc", jnp.trunc)
+frac = _unary("frac", lambda x: x - jnp.trunc(x))
+square = _unary("square", jnp.square, saves="input")
+exp = _unary_float("exp", jnp.exp, saves="result")
+exp2 = _unary_float("exp2", jnp.exp2, saves="result")
+expm1 = _unary_float("expm1", jnp.expm1, saves="result")
+log = _unary_float("log", jnp.log, saves="input")
+log2 = _unary_float("log2", jnp.log2, saves="input")
+log10 = _unary_float("log10", jnp.log10, saves="input")
+log1p = _unary_float("log1p", jnp.log1p, saves="input")
+sqrt = _unary_float("sqrt", jnp.sqrt, saves="result")
+rsqrt = _unary_float("rsqrt", lax.rsqrt, saves="result")
+reciprocal = _unary_float("reciprocal", jnp.reciprocal, saves="result")
+sin = _unary_float("sin", jnp.sin, saves="input")
+cos = _unary_float("cos", jnp.cos, saves="input")
+tan = _unary_float("tan", jnp.tan, saves="result")
+asin = _unary_float("asin", jnp.arcsin, saves="input")
+acos = _unary_float("acos", jnp.arccos, saves="input")
+atan = _unary_float("atan", jnp.arctan, saves="input")
+sinh = _unary_float("sinh", jnp.sinh, saves="input")
+cosh = _unary_float("cosh", jnp.cosh, saves="input")
+tanh = _unary_float("tanh", jnp.tanh, saves="result")
+asinh = _unary_float("asinh", jnp.arcsinh, saves="input")
+acosh = _unary_float("acosh", jnp.arccosh, saves="input")
+atanh = _unary_float("atanh", jnp.arctanh, saves="input")
+sigmoid = _unary_float("sigmoid", jax.nn.sigmoid, saves="result")
+logit_ = _unary_float("logit", lambda x: jnp.log(x / (1 - x)), saves="input")
+sinc = _unary_float("sinc", jnp.sinc, saves="input")
+erf = _unary_float("erf", lax.erf, saves="input")
+erfc = _unary_float("erfc", lax.erfc, saves="input")
+erfinv = _unary_float("erfinv", lax.erf_inv, saves="result")
+lgamma = _unary_float("lgamma", lax.lgamma, saves="input")
+digamma = _unary_float("digamma", lax.digamma, saves="input")
+deg2rad = _unary_float("deg2rad", jnp.deg2rad)
+rad2deg = _unary_float("rad2deg", jnp.rad2deg)
+isnan = _unary("isnan", jnp.isnan, differentiable=False)
+isinf = _unary("isinf", jnp.isinf, differentiable=False)
+isposinf = _unary("isposinf", lambda x: jnp.isinf(x) & (x > 0), differentiable=False)
+isneginf = _unary("isneginf", lambda x: jnp.isinf(x) & (x < 0), differentiable=False)
+isfinite = _unary("isfinite", jnp.isfinite, differentiable=False)
+isreal = _unary("isreal", jnp.isreal, differentiable=False)
+logical_not = _unary("logical_not", jnp.logical_not, differentiable=False)
+bitwise_not = _unary("bitwise_not", jnp.invert, differentiable=False)
+real = _unary("real", jnp.real)
+imag = _unary("imag", jnp.imag)
+conj = _unary("conj", jnp.conj)
+angle = _unary_float("angle", jnp.angle)
+polar = _binary_float("polar", lambda r, t: lax.complex(r * jnp.cos(t), r * jnp.sin(t)))
+complex = _binary("complex", lax.complex)
+
+
+@primitive("view_as_real")
+def view_as_real(x):
+    """The real and imaginary parts of ``x`` along a new last dim of size 2 (a copy)."""
+    return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
+
+
+@primitive("view_as_complex")
+def view_as_complex(x):
+    """Complex numbers from the real and imaginary parts along the last dim (a copy)."""
+    if x.shape[-1:] != (2,):
+        raise RuntimeError("Tensor must have a last dimension of size 2")
+    return lax.complex(x[..., 0], x[..., 1])
+
+
+@primitive("lerp", elementwise=True)
+def lerp(start, end, weight):
+    """``start + weight * (end - start)``, as ``torch.lerp``."""
+    a, b, w = promoted(start, end, weight)
+    return jnp.where(jnp.abs(w) < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
+
+
+@primitive("addcmul", elementwise=True)
+def addcmul_(x, a, b, value):
+    x, a, b = promoted(x, a, b)
+    return x + strong(value, x.dtype) * a * b
+
+
+@primitive("addcdiv", elementwise=True)
+def addcdiv_(x, a, b, value):
+    x, a, b = promoted(x, a, b)
+    return x + strong(value, x.dtype) * (a / b)
+
 
 @primitive("pow", elementwise=True)
-def pow(a, b):  # type: ignore[no-untyped-def]  # noqa: A001 (torch's name)
-    if isinstance(b, int) or (jnp.ndim(b) == 0 and getattr(b, "weak_type", False)):
-        base = strong(a, promoted(a, b)[0].dtype)
-        return _power_by_number(base, b)
+def _pow(a, b):
+    if jnp.ndim(b) == 0 and getattr(b, "weak_type", False):
+        return _power_by_number(strong(a, promoted(a, b)[0].dtype), b)
     return jnp.power(*promoted(a, b))
+
+
+@primitive("pow", elementwise=True, saves="input")
+def _pow_static(x, *, exponent):
+    x = strong(x, promoted(x, exponent)[0].dtype)
+    if exponent == 0.5:
+        return jnp.sqrt(x)
+    return x**exponent if exponent == int(exponent) else jnp.power(x, exponent)
+
+
+_COMMON_EXPONENTS = (2, 3, 4, 0.5, -1, 1)
+
+
+def pow(input: Any, exponent: Any) -> Tensor:
+    """``input ** exponent``; one of them may be a number."""
+    if type(exponent) in (int, float) and exponent in _COMMON_EXPONENTS:
+        if exponent >= 0 or input.is_floating_point() or input.is_complex():
+            return _pow_static(input, exponent=exponent)
+    if isinstance(exponent, int) and exponent < 0 and not _inexact(input):
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
+    return _pow(input, exponent)
+
+
+def _inexact(x: Any) -> bool:
+    return not isinstance(x, Tensor) or category(x._storage.array.dtype) >= 2
 
 
 def _power_by_number(base: Any, exponent: Any) -> Any:
@@ -91,8 +218,7 @@ def _power_by_number(base: Any, exponent: Any) -> Any:
 
 @jax.custom_jvp
 def _float_power(base: Any, exponent: Any) -> Any:
-    squared = jnp.where(exponent == 3, base * base * base, jnp.power(base, exponent))
-    return jnp.where(exponent == 2, base * base, squared)
+    return jnp.power(base, exponent)
 
 
 @_float_power.defjvp
@@ -101,64 +227,6 @@ def _float_power_jvp(primals: Any, tangents: Any) -> Any:
     out = _float_power(base, exponent)
     slope = jnp.where(exponent == 0, 0, exponent * _float_power(base, exponent - 1))
     return out, slope * tangents[0]
-
-
-neg = _unary("neg", jnp.negative)
-abs = _unary("abs", jnp.abs)  # noqa: A001 (torch's name)
-sign = _unary("sign", jnp.sign)
-ceil = _unary("ceil", jnp.ceil)
-floor = _unary("floor", jnp.floor)
-trunc = _unary("trunc", jnp.trunc)
-frac = _unary("frac", lambda x: x - jnp.trunc(x))
-square = _unary("square", jnp.square)
-exp = _unary_float("exp", jnp.exp)
-exp2 = _unary_float("exp2", jnp.exp2)
-expm1 = _unary_float("expm1", jnp.expm1)
-log = _unary_float("log", jnp.log)
-log2 = _unary_float("log2", jnp.log2)
-log10 = _unary_float("log10", jnp.log10)
-log1p = _unary_float("log1p", jnp.log1p)
-sqrt = _unary_float("sqrt", jnp.sqrt)
-rsqrt = _unary_float("rsqrt", lax.rsqrt)
-reciprocal = _unary_float("reciprocal", jnp.reciprocal)
-sin = _unary_float("sin", jnp.sin)
-cos = _unary_float("cos", jnp.cos)
-tan = _unary_float("tan", jnp.tan)
-asin = _unary_float("asin", jnp.arcsin)
-acos = _unary_float("acos", jnp.arccos)
-atan = _unary_float("atan", jnp.arctan)
-sinh = _unary_float("sinh", jnp.sinh)
-cosh = _unary_float("cosh", jnp.cosh)
-tanh = _unary_float("tanh", jnp.tanh)
-asinh = _unary_float("asinh", jnp.arcsinh)
-acosh = _unary_float("acosh", jnp.arccosh)
-atanh = _unary_float("atanh", jnp.arctanh)
-sigmoid = _unary_float("sigmoid", jax.nn.sigmoid)
-erf = _unary_float("erf", lax.erf)
-erfinv = _unary_float("erfinv", lax.erf_inv)
-isnan = _unary("isnan", jnp.isnan, differentiable=False)
-isinf = _unary("isinf", jnp.isinf, differentiable=False)
-isfinite = _unary("isfinite", jnp.isfinite, differentiable=False)
-logical_not = _unary("logical_not", jnp.logical_not, differentiable=False)
-bitwise_not = _unary("bitwise_not", jnp.invert, differentiable=False)
-real = _unary("real", jnp.real)
-imag = _unary("imag", jnp.imag)
-conj = _unary("conj", jnp.conj)
-angle = _unary("angle", jnp.angle)
-polar = _binary_float("polar", lambda r, t: lax.complex(r * jnp.cos(t), r * jnp.sin(t)))
-lerp = Primitive(
-    lambda a, b, w: (lambda x, y, z: x + z * (y - x))(*promoted(a, b, w)), "lerp", elementwise=True
-)
-addcmul_ = Primitive(
-    lambda x, a, b, v: (lambda p, q, r: p + strong(v, p.dtype) * q * r)(*promoted(x, a, b)),
-    "addcmul",
-    elementwise=True,
-)
-addcdiv_ = Primitive(
-    lambda x, a, b, v: (lambda p, q, r: p + strong(v, p.dtype) * q / r)(*promoted(x, a, b)),
-    "addcdiv",
-    elementwise=True,
-)
 
 
 @jax.custom_jvp
@@ -172,21 +240,21 @@ def _relu_jvp(primals: Any, tangents: Any) -> Any:
     return out, jnp.where(out > 0, tangents[0], 0)
 
 
-relu = _unary("relu", _relu)
+relu = _unary("relu", _relu, saves="result")
 
 
 @primitive("where", elementwise=True)
-def where_(condition, a, b):  # type: ignore[no-untyped-def]
+def where_(condition, a, b):
     return jnp.where(condition, *promoted(a, b))
 
 
 @primitive("masked_fill", elementwise=True)
-def masked_fill(x, mask, value):  # type: ignore[no-untyped-def]
+def masked_fill(x, mask, value):
     return jnp.where(mask, strong(value, x.dtype), x)
 
 
 @primitive("clamp", elementwise=True)
-def clamp_(x, low, high):  # type: ignore[no-untyped-def]
+def clamp_(x, low, high):
     if low is not None:
         x, low = promoted(x, low)
         x = jnp.where(x < low, low, x)
@@ -197,36 +265,36 @@ def clamp_(x, low, high):  # type: ignore[no-untyped-def]
 
 
 @primitive("to_copy", elementwise=True)
-def cast(x, *, dtype):  # type: ignore[no-untyped-def]
+def cast(x, *, dtype):
     return x.astype(dtype.numpy)
 
 
 @primitive("clone", elementwise=True)
-def clone_(x):  # type: ignore[no-untyped-def]
-    return x + jnp.zeros((), x.dtype) if x.dtype != np.bool_ else x | False
+def clone_(x):
+    return jnp.copy(x)
 
 
 @primitive("round", elementwise=True)
-def _round(x, *, decimals):  # type: ignore[no-untyped-def]
-    return jnp.round(x, decimals)
+def _round(x, *, decimals):
+    return jnp.round(x, decimals) if jnp.issubdtype(x.dtype, np.inexact) else x
 
 
 @primitive("nan_to_num", elementwise=True)
-def _nan_to_num(x, *, nan, posinf, neginf):  # type: ignore[no-untyped-def]
+def _nan_to_num(x, *, nan, posinf, neginf):
     return jnp.nan_to_num(x, nan=nan, posinf=posinf, neginf=neginf)
 
 
-def add(input: Any, other: Any, *, alpha: float = 1) -> Tensor:  # noqa: A002
+def add(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """``input + alpha * other``, as ``torch.add``."""
     return add_(input, other if alpha == 1 else mul(other, alpha))
 
 
-def sub(input: Any, other: Any, *, alpha: float = 1) -> Tensor:  # noqa: A002
+def sub(input: Any, other: Any, *, alpha: float = 1) -> Tensor:
     """``input - alpha * other``, as ``torch.sub``."""
     return sub_(input, other if alpha == 1 else mul(other, alpha))
 
 
-def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:  # noqa: A002
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor:
     """``input / other``; ``rounding_mode`` is None, ``"trunc"`` or ``"floor"``."""
     if rounding_mode is None:
         return true_divide(input, other)
@@ -241,20 +309,20 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Tensor: 
 
 
 @primitive("div_trunc", elementwise=True, differentiable=False)
-def _divide_trunc(a, b):  # type: ignore[no-untyped-def]
+def _divide_trunc(a, b):
     a, b = promoted(a, b)
     if jnp.issubdtype(a.dtype, np.integer):
         return lax.div(*jnp.broadcast_arrays(a, b))
     return jnp.trunc(a / b)
 
 
-def round(input: Tensor, *, decimals: int = 0) -> Tensor:  # noqa: A001, A002
+def round(input: Tensor, *, decimals: int = 0) -> Tensor:
     """Rounds half to even, as ``torch.round``."""
     return _round(input, decimals=decimals)
 
 
 def nan_to_num(
-    input: Tensor,  # noqa: A002
+    input: Tensor,
     nan: float = 0.0,
     posinf: float | None = None,
     neginf: float | None = None,
@@ -263,26 +331,50 @@ def nan_to_num(
     return _nan_to_num(input, nan=nan, posinf=posinf, neginf=neginf)
 
 
-def clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002
+def clamp(input: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """Limits values to [min, max]; either may be left out, not both."""
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     return clamp_(input, min, max)
 
 
-def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:  # noqa: A002
+def clamp_min(input: Tensor, min: Any) -> Tensor:
+    """Values below ``min`` become ``min``."""
+    return clamp_(input, min, None)
+
+
+def clamp_max(input: Tensor, max: Any) -> Tensor:
+    """Values above ``max`` become ``max``."""
+    return clamp_(input, None, max)
+
+
+def logit(input: Tensor, eps: float | None = None) -> Tensor:
+    """``log(input / (1 - input))``, with ``input`` limited to [eps, 1 - eps] if given."""
+    return logit_(input if eps is None else clamp_(input, eps, 1 - eps))
+
+
+def float_power(input: Any, exponent: Any) -> Tensor:
+    """``input ** exponent`` in double precision."""
+    double = [
+        to_dtype(v, complex128 if v.is_complex() else float64) if isinstance(v, Tensor) else v
+        for v in (input, exponent)
+    ]
+    return _pow(*double)
+
+
+def where(condition: Tensor, input: Any = None, other: Any = None) -> Any:
     """``input`` where ``condition`` holds, ``other`` elsewhere; alone, the indices of true."""
     if input is None and other is None:
         return condition.nonzero(as_tuple=True)
     return where_(condition, input, other)
 
 
-def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:  # noqa: A002
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
     """``input + value * tensor1 * tensor2``."""
     return addcmul_(input, tensor1, tensor2, value)
 
 
-def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:  # noqa: A002
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
     """``input + value * tensor1 / tensor2``."""
     return addcdiv_(input, tensor1, tensor2, value)
 

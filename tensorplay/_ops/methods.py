@@ -9,7 +9,7 @@ from .. import _dtypes
 from .._device import device as Device
 from .._dtypes import dtype as Dtype
 from .._tensor import Tensor, install
-from . import creation, indexing, inplace, join, linalg, math, random, reduce, views
+from . import creation, indexing, inplace, join, linalg, math, random, reduce, sorting, views
 from .inplace import assign
 
 _SAME_NAME: dict[Any, tuple[str, ...]] = {
@@ -25,7 +25,12 @@ _SAME_NAME: dict[Any, tuple[str, ...]] = {
     ),
     reduce: (
         "sum", "mean", "prod", "var", "std", "amax", "amin", "max", "min", "argmax", "argmin",
-        "all", "any", "cumsum", "cumprod", "logsumexp", "norm", "sort", "argsort", "topk",
+        "all", "any", "cumsum", "cumprod", "logsumexp", "norm", "aminmax", "count_nonzero",
+        "nansum", "nanmean", "cummax", "cummin", "logcumsumexp", "diff", "dist", "quantile",
+    ),
+    sorting: (
+        "sort", "argsort", "msort", "topk", "kthvalue", "median", "bincount", "unique",
+        "unique_consecutive",
     ),
     views: (
         "view", "reshape", "permute", "transpose", "t", "movedim", "unsqueeze", "squeeze",

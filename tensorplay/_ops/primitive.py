@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._dtypes import from_numpy_dtype
 from .._graph import Node
+from .._guards import paused_profile
 from .._state import state
 from .._tensor import Meta, Storage, Tensor, wrap
 
@@ -32,6 +34,8 @@ class Primitive:
         name: used in messages and for the graph node (``<Name>Backward0``).
         elementwise: acts on each element by itself, so that it may run on equally sharded tensors.
         differentiable: whether the result can require grad.
+        saves: ``"input"`` or ``"result"`` where PyTorch keeps that for backward though jax keeps
+            something derived from it: in-place writes to it are then refused as PyTorch does.
     """
 
     def __init__(
@@ -41,10 +45,13 @@ class Primitive:
         *,
         elementwise: bool = False,
         differentiable: bool = True,
+        saves: str | None = None,
     ) -> None:
         functools.update_wrapper(self, fn)
+        self.__name__ = name
+        self.__doc__ = fn.__doc__ or f"As ``torch.{name}``."
         self.fn, self.name = fn, name
-        self.elementwise, self.differentiable = elementwise, differentiable
+        self.elementwise, self.differentiable, self.saves = elementwise, differentiable, saves
         self.node_name = "".join(part.capitalize() for part in name.split("_")) + "Backward0"
         self._compiled: dict[Any, Any] = {}
         self._recording: dict[Any, Any] = {}
@@ -58,7 +65,7 @@ class Primitive:
                     a._sync()
                 if a._requires_grad:
                     mask |= bit
-                if a._layout is not None or a._refusal is not None:
+                if a._layout is not None:
                     special = True
                 arrays.append(a._storage.array if a._chain is None else a._read())
             else:
@@ -78,7 +85,7 @@ class Primitive:
         except (TypeError, ValueError) as error:
             if any(type(a) is Meta for a in arrays):
                 return self._meta(arrays, bool(record), options)
-            raise _explained(error, self.name, arrays) from error
+            raise self._explained(error, arrays) from error
         return _wrap_all(out)
 
     def _compile(self, options: dict[str, Any]) -> Callable[..., Any]:
@@ -93,7 +100,7 @@ class Primitive:
         run = self._recording.get(key)
         if run is None:
             fn = functools.partial(self.fn, **options) if options else self.fn
-            run = self._recording[key] = jax.jit(_with_vjp(fn, mask))
+            run = self._recording[key] = jax.jit(_with_vjp(fn, mask, self.saves))
         out, saved = run(*arrays)
         info = saved.info
         edges = [args[i]._edge() for i in info.positions]
@@ -106,22 +113,14 @@ class Primitive:
         if saved.leaves:
             node.inputs = tuple(zip(arrays, (_edge_or_none(a) for a in args), strict=True))
             node.guards = [
-                (index, storage, storage.version)
-                for index, storage in (
-                    *((i, args[i]._storage) for i in info.saved_inputs),
-                    *((i, outputs[i]._storage) for i in info.saved_outputs),
-                )
+                *(_Guard(args[i], i) for i in info.saved_inputs if isinstance(args[i], Tensor)),
+                *(_Guard(outputs[i]) for i in info.saved_outputs),
             ]
         return results
 
     def _special(self, args: Any, mask: int, options: dict[str, Any]) -> Any:
-        """Sharded tensors, refused tensors, and ops inside a traced call."""
-        layout = None
-        for a in args:
-            if isinstance(a, Tensor):
-                if a._refusal is not None:
-                    raise RuntimeError(f"{self.name}: {a._refusal}")
-                layout = layout or a._layout
+        """Sharded tensors, and ops inside a traced call."""
+        layout = next((a._layout for a in args if getattr(a, "_layout", None) is not None), None)
         if layout is not None:
             layout.check(self.name, self.elementwise, args)
         if state.trace is not None:
@@ -133,6 +132,7 @@ class Primitive:
             out = self._compile(options)(*[_value(a) for a in args])
         return layout.wrap(out)
 
+    @paused_profile
     def _traced(self, args: Any, mask: int, options: dict[str, Any]) -> Any:
         record = bool(mask and state.grad_enabled and self.differentiable)
         with jax.enable_x64(True):
@@ -142,7 +142,7 @@ class Primitive:
             try:
                 out = self.fn(*arrays, **options)
             except (TypeError, ValueError) as error:
-                raise _explained(error, self.name, arrays) from error
+                raise self._explained(error, arrays) from error
             if mask and not record:
                 out = jax.tree.map(lax.stop_gradient, out)
         results = _wrap_all(out)
@@ -153,22 +153,32 @@ class Primitive:
         return results
 
     def _meta(self, arrays: list[Any], record: bool, options: dict[str, Any]) -> Any:
-        with jax.enable_x64(True):
-            out = jax.eval_shape(functools.partial(self.fn, **options), *arrays)
+        try:
+            with jax.enable_x64(True):
+                out = jax.eval_shape(functools.partial(self.fn, **options), *arrays)
+        except (TypeError, ValueError) as error:
+            raise self._explained(error, arrays) from error
         results = _wrap_all(jax.tree.map(lambda o: Meta(o.shape, o.dtype), out))
         if record:
             for result in results if isinstance(results, tuple) else (results,):
                 result._requires_grad, result._grad_fn = True, _MetaNode()
         return results
 
+    def _explained(self, error: Exception, arrays: list[Any]) -> Exception:
+        """torch raises RuntimeError where shapes do not fit; say which op and which shapes."""
+        shapes = [tuple(a.shape) for a in arrays if hasattr(a, "shape")]
+        message = broadcast_mismatch(shapes) if self.elementwise else None
+        if message is not None:
+            return RuntimeError(message)
+        dtypes = [str(a.dtype) for a in arrays if hasattr(a, "dtype")]
+        of_shapes = not isinstance(error, TypeError) or "shape" in str(error)
+        kind = RuntimeError if of_shapes else TypeError
+        return kind(f"{self.name}(): {_first_line(error)} [shapes {shapes}, dtypes {dtypes}]")
 
-def primitive(
-    name: str, *, elementwise: bool = False, differentiable: bool = True
-) -> Callable[[Callable[..., Any]], Primitive]:
-    """Decorator: ``@primitive("add", elementwise=True)``."""
-    return lambda fn: Primitive(
-        fn, name, elementwise=elementwise, differentiable=differentiable
-    )
+
+def primitive(name: str, **flags: Any) -> Callable[[Callable[..., Any]], Primitive]:
+    """Decorator: ``@primitive("add", elementwise=True)``; the flags are ``Primitive``'s."""
+    return lambda fn: Primitive(fn, name, **flags)
 
 
 class _Info:
@@ -208,12 +218,15 @@ class _Saved:
         return cls(leaves, info)
 
 
-def _with_vjp(fn: Callable[..., Any], mask: int) -> Callable[..., Any]:
+def _with_vjp(fn: Callable[..., Any], mask: int, saves: str | None) -> Callable[..., Any]:
     def run(*arrays: Any) -> Any:
         info = _Info()
         with jax.enable_x64(True):
             info.positions = tuple(i for i in range(len(arrays)) if mask >> i & 1)
             out, leaves = _trace_vjp(fn, arrays, info)
+        if saves is not None:
+            info.saved_inputs = (0,) if saves == "input" else ()
+            info.saved_outputs = (0,) if saves == "result" else ()
         return out, _Saved(leaves, info)
 
     return run
@@ -252,10 +265,27 @@ def _as_tuple(out: Any) -> tuple[Any, ...]:
     return out if isinstance(out, tuple) else (out,)
 
 
+class _Guard:
+    """The version that a saved tensor had; backward refuses if it has changed in place since."""
+
+    __slots__ = ("position", "storage", "version")
+
+    def __init__(self, saved: Tensor, position: int | None = None) -> None:
+        if saved._inference:
+            raise RuntimeError(
+                "Inference tensors cannot be saved for backward. Please do not use Tensors created "
+                "in inference mode in computation tracked by autograd. To work around this, you "
+                "can make a clone to get a normal tensor and use it in autograd, or use "
+                "`tensorplay.no_grad()` instead of `tensorplay.inference_mode()`."
+            )
+        self.storage, self.version = saved._storage, saved._storage.version
+        self.position = position
+
+
 class PrimitiveNode(Node):
     """The backward step of a recorded primitive."""
 
-    __slots__ = ("op", "options", "info", "leaves", "inputs", "guards")
+    __slots__ = ("guards", "info", "inputs", "leaves", "op", "options")
 
     def __init__(
         self, op: Primitive, options: dict[str, Any], info: _Info, leaves: Any, edges: Any
@@ -263,23 +293,17 @@ class PrimitiveNode(Node):
         super().__init__(edges, len(info.outputs))
         self.op, self.options, self.info, self.leaves = op, options, info, leaves
         self.inputs: Any = ()
-        self.guards: list[tuple[int, Storage, int]] = []
+        self.guards: list[_Guard] = []
 
     def name(self) -> str:
         return self.op.node_name
 
     def backward(self, grads: list[Any]) -> list[Any]:
         if self.leaves is None:
-            raise RuntimeError(
-                "Trying to backward through the graph a second time (or directly access saved "
-                "tensors after they have already been freed). Saved intermediate values of the "
-                "graph are freed when you call .backward() or autograd.grad(). Specify "
-                "retain_graph=True if you need to backward through the graph a second time or if "
-                "you need to access saved tensors after calling backward."
-            )
-        for index, storage, version in self.guards:
-            if storage.version != version:
-                self._refuse_changed(index, storage, version)
+            raise RuntimeError(FREED)
+        for guard in self.guards:
+            if guard.storage.version != guard.version:
+                self._refuse_changed(guard)
         if state.grad_enabled:
             return self._differentiable_backward(grads)
         values = tuple(None if g is None else g._read() for g in grads)
@@ -301,18 +325,49 @@ class PrimitiveNode(Node):
         inputs = [wrap(a) if isinstance(a, jax.Array) else a for a in inputs]
         return list(_as_tuple(op(*inputs, *(grads[i] for i in present))))
 
-    def _refuse_changed(self, index: int, storage: Storage, version: int) -> None:
-        array = storage.array
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace "
-            f"operation: [{array.dtype} {list(array.shape)}], saved by {self.name()} (number "
-            f"{index} there), is at version {storage.version}; expected version {version} instead. "
-            "Hint: clone() the tensor before the inplace operation."
-        )
+    def _refuse_changed(self, guard: _Guard) -> None:
+        if guard.position is None:
+            made_by = f", which is output 0 of {self.name()}"
+        else:
+            edge = self.inputs[guard.position][1]
+            made_by = "" if edge is None else f", which is output {edge[1]} of {edge[0].name()}"
+        raise RuntimeError(changed_message(guard.storage, guard.version, made_by))
+
+    def follow(self, result: Tensor, moved_to: Tensor) -> None:
+        """Watches the storage that ``result`` of this step moved to in an in-place op.
+
+        What the step itself read from there is safe: it holds the array from before.
+        """
+        kept = []
+        for guard in self.guards:
+            if guard.storage is result._storage:
+                kept.append(_Guard(moved_to, guard.position))
+            elif guard.storage is not moved_to._storage:
+                kept.append(guard)
+        self.guards = kept
 
     def release(self) -> None:
         if self.leaves:
             self.leaves, self.inputs, self.guards = None, (), []
+
+
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after "
+    "they have already been freed). Saved intermediate values of the graph are freed when you call "
+    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
+    "graph a second time or if you need to access saved tensors after calling backward."
+)
+
+
+def changed_message(storage: Storage, version: int, made_by: str = "") -> str:
+    """torch's words for a saved tensor that was changed in place."""
+    kind = from_numpy_dtype(storage.array.dtype).tensor_type
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: [tensorplay.{kind} {list(storage.array.shape)}]{made_by}, is at version "
+        f"{storage.version}; expected version {version} instead. Hint: clone() the tensor before "
+        "the inplace operation."
+    )
 
 
 def _gradient_function(
@@ -381,12 +436,20 @@ def _wrap_all(out: Any) -> Any:
     return wrap(out)
 
 
-def _explained(error: Exception, name: str, arrays: list[Any]) -> Exception:
-    """torch raises RuntimeError where shapes do not fit; say which op and which shapes."""
-    shapes = [tuple(a.shape) for a in arrays if hasattr(a, "shape")]
-    dtypes = [str(a.dtype) for a in arrays if hasattr(a, "dtype")]
-    kind = TypeError if isinstance(error, TypeError) and "shape" not in str(error) else RuntimeError
-    return kind(f"{name}(): {_first_line(error)} [shapes {shapes}, dtypes {dtypes}]")
+def broadcast_mismatch(shapes: list[tuple[int, ...]]) -> str | None:
+    """torch's words for the first dim in which shapes do not broadcast; None if they do."""
+    result: tuple[int, ...] = ()
+    for shape in shapes:
+        dims = max(len(result), len(shape))
+        a, b = ((1,) * (dims - len(s)) + s for s in (result, shape))
+        for d in reversed(range(dims)):
+            if a[d] != b[d] and 1 not in (a[d], b[d]):
+                return (
+                    f"The size of tensor a ({a[d]}) must match the size of tensor b ({b[d]}) at "
+                    f"non-singleton dimension {d}"
+                )
+        result = tuple(n if m == 1 else m for m, n in zip(a, b, strict=True))
+    return None
 
 
 def _first_line(error: Exception) -> str:

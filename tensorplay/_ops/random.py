@@ -116,7 +116,7 @@ def _key(words: Any, offset: Any, stream: Any) -> Any:
 
 
 def _drawn(name: str, sample: Any) -> Any:
-    def run(words, offset, stream, *params, **options):  # type: ignore[no-untyped-def]
+    def run(words, offset, stream, *params, **options):
         return sample(_key(words, offset, stream), *params, **options)
 
     return primitive(name, differentiable=False)(run)
@@ -169,7 +169,7 @@ def wrap_constant(value: Any) -> Tensor:
     return wrap(jnp.asarray(value))
 
 
-def _new(op: Any, params: tuple[Any, ...], sizes: Any, dtype: Any, device: DeviceLike, grad: bool, generator: Any) -> Tensor:  # noqa: E501
+def _new(op: Any, params: tuple[Any, ...], sizes: Any, dtype: Any, device: DeviceLike, grad: bool, generator: Any) -> Tensor:
     target = zeros(sizes, device=device) if _is_meta(device) else None
     if target is not None:
         return target.to(_dtypes.from_numpy_dtype(dtype)).requires_grad_(grad)
@@ -184,37 +184,37 @@ def _is_meta(device: DeviceLike) -> bool:
     return found is not None and str(found) == "meta"
 
 
-def rand(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def rand(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:
     """Uniform on [0, 1), shape ``size``."""
-    return _new(_uniform, (0.0, 1.0), as_sizes(size), _or_default(dtype), device, requires_grad, generator)  # noqa: E501
+    return _new(_uniform, (0.0, 1.0), as_sizes(size), _or_default(dtype), device, requires_grad, generator)
 
 
-def randn(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def randn(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:
     """Standard normal, shape ``size``."""
-    return _new(_normal, (0.0, 1.0), as_sizes(size), _or_default(dtype), device, requires_grad, generator)  # noqa: E501
+    return _new(_normal, (0.0, 1.0), as_sizes(size), _or_default(dtype), device, requires_grad, generator)
 
 
-def randint(low: int, high: Any = None, size: Any = None, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def randint(low: int, high: Any = None, size: Any = None, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:
     """Integers from ``low`` (0 if left out) to ``high``, exclusive."""
     if size is None:
         low, high, size = 0, low, high
     if low >= high:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
     found = (dtype or _dtypes.int64).numpy
-    return _new(_integers, (int(low), int(high)), as_sizes((size,)), found, device, requires_grad, generator)  # noqa: E501
+    return _new(_integers, (int(low), int(high)), as_sizes((size,)), found, device, requires_grad, generator)
 
 
-def rand_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: A002, E501
+def rand_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Uniform on [0, 1) in the shape of ``input``."""
     return rand(input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
 
 
-def randn_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:  # noqa: A002, E501
+def randn_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Standard normal in the shape of ``input``."""
     return randn(input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
 
 
-def randperm(n: int, *, generator: Generator | None = None, dtype: Dtype | None = None, device: DeviceLike = None) -> Tensor:  # noqa: E501
+def randperm(n: int, *, generator: Generator | None = None, dtype: Dtype | None = None, device: DeviceLike = None) -> Tensor:
     """A random order of 0 .. n-1."""
     out = _permutation(*_draw(generator), n=int(n))
     return out if dtype is None else out.to(dtype)
@@ -223,12 +223,12 @@ def randperm(n: int, *, generator: Generator | None = None, dtype: Dtype | None 
 def normal(mean: Any, std: Any, size: Any = None, *, generator: Generator | None = None) -> Tensor:
     """Normal with ``mean`` and ``std``: numbers (with ``size``) or tensors."""
     if size is not None:
-        return _new(_normal, (mean, std), as_sizes((size,)), _or_default(None), None, False, generator)  # noqa: E501
+        return _new(_normal, (mean, std), as_sizes((size,)), _or_default(None), None, False, generator)
     noise = randn((mean if isinstance(mean, Tensor) else std).shape, generator=generator)
     return noise * std + mean
 
 
-def bernoulli(input: Tensor, *, generator: Generator | None = None) -> Tensor:  # noqa: A002
+def bernoulli(input: Tensor, *, generator: Generator | None = None) -> Tensor:
     """1 with probability ``input``, else 0."""
     return _bernoulli(
         *_draw(generator), input.detach(), shape=tuple(input.shape), dtype=input.dtype.numpy
@@ -240,7 +240,7 @@ def dropout_mask(shape: tuple[int, ...], keep: float, dtype: Any) -> Tensor:
     return _bernoulli(*_draw(None), keep, shape=shape, dtype=dtype)
 
 
-def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None) -> Tensor:  # noqa: A002, E501
+def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None) -> Tensor:
     """Indices drawn with weights ``input`` (rows if 2-D)."""
     if not replacement and num_samples > input.shape[-1]:
         raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
@@ -260,17 +260,17 @@ def _float_of(x: Tensor) -> Any:
     return x.dtype.numpy if x.is_floating_point() else np.dtype(np.float32)
 
 
-def normal_(x: Tensor, mean: float = 0, std: float = 1, *, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def normal_(x: Tensor, mean: float = 0, std: float = 1, *, generator: Generator | None = None) -> Tensor:
     """Fills with normal values."""
     return _fill(x, _normal, (float(mean), float(std)), generator)
 
 
-def uniform_(x: Tensor, from_: float = 0, to: float = 1, *, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def uniform_(x: Tensor, from_: float = 0, to: float = 1, *, generator: Generator | None = None) -> Tensor:
     """Fills with uniform values of [from_, to)."""
     return _fill(x, _uniform, (float(from_), float(to)), generator)
 
 
-def truncated_normal_(x: Tensor, low: float, high: float, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def truncated_normal_(x: Tensor, low: float, high: float, generator: Generator | None = None) -> Tensor:
     """Fills with standard normal values limited to (low, high)."""
     return _fill(x, _truncated, (float(low), float(high)), generator)
 

@@ -6,16 +6,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import _views
 from .._dtypes import dtype as Dtype
 from .._state import state
-from .._tensor import Tensor, wrap_dim
+from .._tensor import Size, Tensor, wrap_dim
 from .._views import Chain
-from .primitive import primitive
+from .math import conj
+from .primitive import broadcast_mismatch, primitive
 
 
 @primitive("view")
-def _read_view(x, *, chain):  # type: ignore[no-untyped-def]
+def _read_view(x, *, chain):
     return _views.read(x, chain)
 
 
@@ -26,20 +29,21 @@ def view_through(x: Tensor, chain: Chain) -> Tensor:
     out = Tensor.__new__(Tensor)
     out._storage = x._storage
     out._chain = (x._chain or ()) + chain
-    out._detached, out._untracked = x._detached, x._untracked
-    out._inference, out._refusal = x._inference, x._refusal
+    out._untracked, out._inference, out._refusal = x._untracked, x._inference, x._refusal
+    out._base = x if x._base is None else x._base
+    out._base_chain = chain if x._base is None else x._base_chain + chain
+    out._base_epoch = out._base._epoch
+    out._view_kind = x._view_kind
     if not state.grad_enabled:
+        out._detached, out._view_kind = True, "no_grad"
         return out
+    out._detached = x._detached
     if x.requires_grad:
         value = _read_view(x, chain=chain)
         out._requires_grad = True
         out._grad_fn, out._output_nr = value._grad_fn, value._output_nr
         if state.trace is None:
             out._cached = (x._storage.array, value._storage.array)
-    if not x._detached or x._requires_grad:
-        out._base = x if x._base is None else x._base
-        out._base_chain = (x._base_chain if x._base is not None else ()) + chain
-        out._base_epoch = out._base._epoch
     return out
 
 
@@ -127,10 +131,32 @@ def movedim(x: Tensor, source: Any, destination: Any) -> Tensor:
     targets = [destination] if isinstance(destination, int) else list(destination)
     sources = [wrap_dim(d, x.dim()) for d in sources]
     targets = [wrap_dim(d, x.dim()) for d in targets]
+    if len(sources) != len(targets):
+        raise RuntimeError(
+            f"movedim: Invalid source or destination dims: source ({sources} dims) should contain "
+            f"the same number of dims as destination ({targets} dims)"
+        )
     order = [d for d in range(x.dim()) if d not in sources]
     for target, src in sorted(zip(targets, sources, strict=True)):
         order.insert(target, src)
     return permute(x, order)
+
+
+moveaxis = movedim
+
+
+def swapaxes(x: Tensor, axis0: int, axis1: int) -> Tensor:
+    """As ``transpose``."""
+    return transpose(x, axis0, axis1)
+
+
+swapdims = swapaxes
+
+
+def adjoint(x: Tensor) -> Tensor:
+    """The last two dims swapped; the conjugate of that where ``x`` is complex."""
+    swapped = transpose(x, -2, -1)
+    return conj(swapped) if x.is_complex() else swapped
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
@@ -160,11 +186,21 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return reshape(x, sizes[:start] + (merged,) + sizes[end + 1 :])
 
 
+def ravel(x: Tensor) -> Tensor:
+    """All elements in one dim."""
+    return reshape(x, -1)
+
+
 def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Dim ``dim`` split into ``sizes``."""
     shape, d = x._array_shape(), wrap_dim(dim, x.dim())
     known = math.prod(s for s in sizes if s != -1)
-    split = tuple(shape[d] // known if s == -1 else s for s in sizes)
+    split = tuple(shape[d] // max(known, 1) if s == -1 else s for s in sizes)
+    if math.prod(split) != shape[d]:
+        raise RuntimeError(
+            f"unflatten: Provided sizes {list(sizes)} don't multiply up to the size of dim {d} "
+            f"({shape[d]}) in the input tensor"
+        )
     return view(x, shape[:d] + split + shape[d + 1 :])
 
 
@@ -192,6 +228,30 @@ def expand(x: Tensor, *sizes: Any) -> Tensor:
     return view_through(x, (_views.expand_step(tuple(full)),))
 
 
+def broadcast_to(x: Tensor, size: Sequence[int]) -> Tensor:
+    """As ``expand``."""
+    return expand(x, size)
+
+
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All tensors expanded to their common shape."""
+    shape = broadcast_shapes(*(t.shape for t in tensors))
+    return tuple(expand(t, shape) for t in tensors)
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> Size:
+    """The shape that tensors of ``shapes`` broadcast to.
+
+    Raises:
+        RuntimeError: they do not broadcast.
+    """
+    found = [as_sizes((s,)) for s in shapes]
+    message = broadcast_mismatch(found)
+    if message is not None:
+        raise RuntimeError(message)
+    return Size(np.broadcast_shapes(*found))
+
+
 def expand_as(x: Tensor, other: Tensor) -> Tensor:
     """``x`` expanded to the shape of ``other``."""
     return expand(x, other.shape)
@@ -209,7 +269,10 @@ def reshape_as(x: Tensor, other: Tensor) -> Tensor:
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The diagonal over two dims, as the last dim."""
-    step = _views.diagonal_step(offset, wrap_dim(dim1, x.dim()), wrap_dim(dim2, x.dim()))
+    first, second = wrap_dim(dim1, x.dim()), wrap_dim(dim2, x.dim())
+    if first == second:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    step = _views.diagonal_step(offset, first, second)
     return view_through(x, (step,))
 
 
@@ -238,7 +301,8 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
     shape = x._array_shape()
     if not -shape[d] <= index < shape[d]:
         raise IndexError(
-            f"index {index} is out of bounds for dimension {d} with size {shape[d]}"
+            f"select(): index {index} out of range for tensor of size {list(shape)} at dimension "
+            f"{d}"
         )
     index %= shape[d]
     one = slice_dim(x, d, index, index + 1, 1)
@@ -270,6 +334,13 @@ def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) 
     for section in sections:
         pieces.append(slice_dim(x, d, start, start + section, 1))
         start += section
+    return _several(pieces)
+
+
+def _several(pieces: list[Tensor]) -> tuple[Tensor, ...]:
+    """Marks views that one op returned together: autograd refuses in-place ops on them."""
+    for piece in pieces:
+        piece._view_kind = piece._view_kind or "several"
     return tuple(pieces)
 
 
@@ -281,12 +352,71 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return split(x, max(1, -(-size // chunks)), dim)
 
 
+def tensor_split(x: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    """Pieces of ``dim``: that many, as equal as can be, or cut at the given indices."""
+    d = wrap_dim(dim, x.dim())
+    size = x._array_shape()[d]
+    if isinstance(indices_or_sections, int):
+        n = indices_or_sections
+        if n <= 0:
+            raise RuntimeError(f"number of sections must be larger than 0, got {n}")
+        return split(x, [size // n + (i < size % n) for i in range(n)], dim)
+    starts = [0, *(int(i) for i in indices_or_sections)]
+    pieces = []
+    for start, stop in zip(starts, [*starts[1:], size], strict=True):
+        first, last, _ = slice(start, stop).indices(size)
+        pieces.append(slice_dim(x, d, first, max(first, last), 1))
+    return _several(pieces)
+
+
+def hsplit(x: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """``tensor_split`` along dim 1 (dim 0 of a 1-D tensor)."""
+    return tensor_split(x, indices_or_sections, 1 if x.dim() > 1 else 0)
+
+
+def vsplit(x: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+    """``tensor_split`` along dim 0."""
+    return tensor_split(x, indices_or_sections, 0)
+
+
+def split_with_sizes(x: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Consecutive pieces of ``dim`` of the given sizes."""
+    return split(x, split_sizes, dim)
+
+
 def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """The entries of ``dim`` one by one."""
+    if x.dim() == 0:
+        raise IndexError("Dimension specified as 0 but tensor has no dimensions")
     size = x._array_shape()[wrap_dim(dim, x.dim())]
-    return tuple(select(x, dim, i) for i in range(size))
+    return _several([select(x, dim, i) for i in range(size)])
 
 
-def contiguous(x: Tensor) -> Tensor:
+def _atleast(dims: int, name: str) -> Any:
+    def op(*tensors: Any) -> Any:
+        if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
+            tensors = tuple(tensors[0])
+        found = [t if t.dim() >= dims else _with_dims(t, dims) for t in tensors]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    op.__name__ = name
+    op.__doc__ = f"Tensors with dims of size 1 added until they have {dims}."
+    return op
+
+
+def _with_dims(x: Tensor, dims: int) -> Tensor:
+    if x.dim() == 2:
+        return unsqueeze(x, -1)
+    lead = 1 if dims > 1 and x.dim() <= 1 else 0
+    sizes = (1,) * lead + (x._array_shape() or (1,))
+    return reshape(x, sizes + (1,) * (dims - len(sizes)))
+
+
+atleast_1d = _atleast(1, "atleast_1d")
+atleast_2d = _atleast(2, "atleast_2d")
+atleast_3d = _atleast(3, "atleast_3d")
+
+
+def contiguous(x: Tensor, memory_format: Any = None) -> Tensor:
     """``x`` itself where its elements lie in row-major order, else a copy."""
     return x if x.is_contiguous() else _read_view(x, chain=())

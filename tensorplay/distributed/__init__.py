@@ -1,5 +1,6 @@
 """Process groups, device meshes and the ranks of a job: tensorplay's torch.distributed."""
 
+from . import fsdp as fsdp
 from ._errors import DistBackendError as DistBackendError
 from ._errors import DistError as DistError
 from ._errors import DistNetworkError as DistNetworkError

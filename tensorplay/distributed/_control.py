@@ -5,8 +5,8 @@ a thread and TCP sockets; messages are lines of JSON. A process that dies closes
 hub knows within milliseconds and tells the others; when the hub's own process dies every link sees
 it. Array data never passes here.
 
-Messages to the hub: hello, meet, leave, fail, bye. Messages from it: start, refuse, met, lost, left,
-all_left.
+Messages to the hub: hello, meet, leave, need, fail, bye. Messages from it: start, refuse, met,
+lost, left, all_left.
 """
 
 from __future__ import annotations
@@ -185,6 +185,10 @@ class Hub:
             self._leaving.add(rank)
             self._tell_all({"left": rank, "why": message["leave"], "launches": message["launches"]})
             self._release_leavers()
+        elif "need" in message:
+            self._lines[message["need"]].send(
+                {"all_left": True, "orderly": False, "why": f"rank {rank} waits for it"}
+            )
         elif "fail" in message:
             self._said_bye.add(rank)
             self._lose(rank, message["fail"])
@@ -213,7 +217,8 @@ class Hub:
 
     def _release_leavers(self) -> None:
         if len(self._leaving | self._lost.keys() | self._said_bye) == self._world_size:
-            self._tell_all({"all_left": True})
+            orderly = len(self._leaving) == self._world_size
+            self._tell_all({"all_left": True, "orderly": orderly, "why": "another rank is gone"})
 
     def _tell_all(self, message: Message) -> None:
         for line in self._lines.values():
@@ -240,9 +245,9 @@ class Link:
         self._start: Message | None = None
         self._refused: str | None = None
         self._met: set[str] = set()
-        self._all_left = False
+        self._all_left: Message | None = None
         self._ended = False
-        self._leaving = False
+        self._done = False
         self._changed = threading.Condition()
         self._line: _Line | None = None
         self._thread: threading.Thread | None = None
@@ -284,9 +289,7 @@ class Link:
         """
         self.send({"meet": name, "ranks": ranks})
         with self._changed:
-            done = self._changed.wait_for(
-                lambda: name in self._met or self.missing(ranks), timeout
-            )
+            done = self._changed.wait_for(lambda: name in self._met or self.missing(ranks), timeout)
             if name in self._met:
                 self._met.discard(name)
                 return
@@ -304,24 +307,36 @@ class Link:
         with self._changed:
             return bool(self._changed.wait_for(lambda: self.lost or self.left, timeout))
 
-    def leave(self, why: str, launches: Message, timeout: float) -> bool:
+    def leave(self, why: str, launches: Message, timeout: float) -> str | None:
         """Say that this rank has nothing more to do, and wait until that is so for all.
 
-        Returns whether everyone left in order; False where a rank is lost or time is over.
+        Returns:
+            None if everyone left in order, else what is wrong: a rank is lost, or waits for this
+            one in a collective, or time is over.
         """
-        self._leaving = True
         self.send({"leave": why, "launches": launches})
         with self._changed:
             self._changed.wait_for(lambda: self._all_left or self._ended or self.lost, timeout)
-            return self._all_left and not self.lost
+        if self.lost:
+            return self.describe_lost()
+        if self._all_left is None:
+            return f"rank {self.rank} left, but others did not within {timeout:g} s"
+        if self._all_left["orderly"]:
+            return None
+        return f"rank {self.rank} left too early: {self._all_left['why']}"
 
     def fail(self, why: str) -> None:
         """Tell the others that this rank ends by an error."""
-        self._leaving = True
+        self._done = True
         self.send({"fail": why})
+
+    def need(self, rank: int) -> None:
+        """Tell ``rank``, which has left, that this one waits for it in a collective."""
+        self.send({"need": rank})
 
     def bye(self) -> None:
         """Say that nothing is needed from the hub any more."""
+        self._done = True
         self.send({"bye": True})
 
     def wait_for_end(self, timeout: float) -> None:
@@ -331,7 +346,7 @@ class Link:
 
     def close(self) -> None:
         """End the thread and close the socket."""
-        self._leaving = True
+        self._done = True
         if self._line is not None and self._thread is not None:
             self._line.close()
             self._thread.join()
@@ -382,12 +397,12 @@ class Link:
         elif "left" in message and message["left"] != self.rank:
             self.left[message["left"]] = message
         elif "all_left" in message:
-            self._all_left = True
+            self._all_left = self._all_left or message
 
     def _note_end(self) -> None:
         self._ended = True
-        if not self._leaving and self._refused is None:
-            self.lost.setdefault(0, _KILLED)
+        if not self._done and self._all_left is None and self._refused is None:
+            self.lost.setdefault(0, self.left[0]["why"] if 0 in self.left else _KILLED)
 
 
 def _connect(host: str, port: int, deadline: float, timeout: float) -> socket.socket:

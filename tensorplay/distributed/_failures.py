@@ -8,9 +8,11 @@ XLA collective it cannot raise: a watchdog prints the same line and ends the pro
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import sys
 import threading
+import time
 from types import TracebackType
 from typing import NoReturn
 
@@ -18,6 +20,7 @@ from ._control import Link
 from ._errors import DistBackendError, one_line
 
 GRACE = 8.0  # seconds between learning that a rank is gone and ending a process that has not raised
+_SAY_BYE = 0.2
 _NEWS_DELAY = 5.0  # seconds that a broken connection waits for the hub to say whose it was
 
 launches: collections.Counter[tuple[int, ...]] = collections.Counter()
@@ -30,6 +33,7 @@ _link: Link | None = None
 _raised = False
 _quiet = threading.Event()
 _watchdog: threading.Thread | None = None
+_watching = threading.Lock()
 
 _BROKEN = (
     "connection closed",
@@ -57,24 +61,29 @@ def watch(link: Link) -> None:
 def unwatch() -> None:
     """The job is over: nobody can be missed any more."""
     global _link, trouble, _watchdog
-    _link = None
-    trouble = False
-    _quiet.set()
-    if _watchdog is not None:
-        _watchdog.join()
-        _watchdog = None
+    with _watching:
+        _link = None
+        trouble = False
+        _quiet.set()
+        watchdog, _watchdog = _watchdog, None
+    if watchdog is not None:
+        watchdog.join()
 
 
 def on_change() -> None:
     """Called by the link's thread when a rank is gone or has left."""
     global trouble, _watchdog
-    link = _link
-    if link is None or not (link.lost or link.left):
-        return
-    trouble = True
-    if _watchdog is None and _must_end(link):
-        _watchdog = threading.Thread(target=_bite, name="tensorplay-watchdog", daemon=True)
-        _watchdog.start()
+    with _watching:
+        if _link is None or not (_link.lost or _link.left):
+            return
+        trouble = True
+        left = list(_link.left.items())
+        awaited = [rank for rank, said in left if _is_ahead_of(rank, said["launches"])]
+        for rank in awaited:
+            _link.need(rank)
+        if _watchdog is None and (_link.lost or awaited):
+            _watchdog = threading.Thread(target=_bite, name="tensorplay-watchdog", daemon=True)
+            _watchdog.start()
 
 
 def check(ranks: tuple[int, ...]) -> None:
@@ -84,6 +93,8 @@ def check(ranks: tuple[int, ...]) -> None:
         DistBackendError: names the rank and why it is gone.
     """
     if _link is not None and _link.missing(ranks):
+        for rank in _link.left.keys() & set(ranks):
+            _link.need(rank)
         raise peer_lost(_link.describe_lost(ranks))
 
 
@@ -139,14 +150,9 @@ def tell(link: Link, error: BaseException) -> None:
 
 def print_line(text: str) -> None:
     """Write one line to the process's stderr, past any Python object that stands in for it."""
-    sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     os.write(2, f"tensorplay: {text}\n".encode())
-
-
-def _must_end(link: Link) -> bool:
-    return bool(link.lost) or any(
-        _is_ahead_of(rank, message["launches"]) for rank, message in list(link.left.items())
-    )
 
 
 def _is_ahead_of(rank: int, theirs: dict[str, int]) -> bool:
@@ -173,6 +179,7 @@ def end_process(link: Link) -> NoReturn:
     """End this process, which cannot go on without the rank that is gone."""
     print_line(f"rank {link.rank} ends: {link.describe_lost()}")
     link.bye()
+    time.sleep(_SAY_BYE)  # rank 0's own hub must pass it on
     os._exit(1)
 
 

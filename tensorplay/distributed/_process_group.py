@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import jax
@@ -44,7 +44,7 @@ class Backend(str):
     NCCL = "nccl"
     XLA = "xla"
 
-    def __new__(cls, name: str) -> Backend:
+    def __new__(cls, name: str) -> Self:
         if not isinstance(name, str):
             raise ValueError("Backend constructor parameter must be string-ish")
         if name.lower() not in _BACKENDS:
@@ -98,12 +98,12 @@ class ProcessGroup:
 
 class _WorldMember(type):
     @property
-    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802 - torch's name
+    def WORLD(cls) -> ProcessGroup | None:
         """The default group, None before ``init_process_group``."""
         return _default_group_or_none()
 
 
-class group(metaclass=_WorldMember):  # noqa: N801 - torch's name
+class group(metaclass=_WorldMember):
     """``group.WORLD`` is the default group. Source: torch.distributed.group."""
 
 
@@ -321,8 +321,8 @@ def barrier(
 ) -> Work | None:
     """Wait until every member of ``group`` (default: every rank) is here.
 
-    Source: torch.distributed.barrier. It orders the ranks' Python; work that the devices still do is
-    not waited for.
+    Source: torch.distributed.barrier. It orders the ranks' Python; work that the devices
+    still do is not waited for.
 
     Args:
         async_op: return a `Work` at once.
@@ -396,7 +396,9 @@ def _seconds(timeout: timedelta | None) -> float:
     if timeout is None:
         return DEFAULT_TIMEOUT
     if not isinstance(timeout, timedelta):
-        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout}")
+        raise TypeError(
+            f"Expected timeout argument to be of type datetime.timedelta, got {timeout}"
+        )
     return timeout.total_seconds()
 
 
@@ -526,9 +528,7 @@ def _require_tcp(value: int, word: str) -> None:
 
 
 def _tcp_error(what: str) -> ValueError:
-    return ValueError(
-        f"Error initializing tensorplay.distributed using tcp:// rendezvous: {what}"
-    )
+    return ValueError(f"Error initializing tensorplay.distributed using tcp:// rendezvous: {what}")
 
 
 def _own_accelerators(backend: Backend | None, world_size: int) -> list[int] | None:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import dataclasses
+import gc
 import multiprocessing
 import multiprocessing.util
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import jax
 import numpy as np
+from jax._src import distributed
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _failures
 from ._control import Hub, Link, free_port, is_loopback
+from ._errors import DistBackendError, one_line
 from ._failures import ExceptHook
 from ._quiet import quiet_libraries
 from ._relay import Relay
 from ._world import World, backend_reset, first_devices, set_process_world
 
 _SHUTDOWN_LIMIT = 10.0  # seconds for the last handshakes, once every rank has left or is lost
+_NO_HEARTBEATS = 30 * 24 * 3600  # the control channel notices sooner, and says more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +59,7 @@ class ProcessJob:
         self._platform = platform
         self._hub: Hub | None = None
         self._relay: Relay | None = None
+        self._finalizer: multiprocessing.util.Finalize | None = None
         self._over = False
         self.link = Link(address.rank, address.world_size, _failures.on_change)
         self._hook = ExceptHook(self.link)
@@ -64,20 +71,17 @@ class ProcessJob:
             DistNetworkError: the address cannot be used, or not all ranks came in time.
             DistBackendError: a rank died meanwhile.
         """
-        try:
+        with self._or_abandon():
             service_port = self._join()
-            _failures.watch(self.link)
-            with backend_reset():
-                self._start_jax(service_port)
-                world = self._make_world()
-                set_process_world(world)
-        except BaseException as error:
-            self._abandon(error)
-            raise
+        _failures.watch(self.link)
+        with backend_reset(), self._or_abandon():
+            self._start_jax(service_port)
+            world = self._make_world()
+            set_process_world(world)
         self._hook.install()
         atexit.register(self._at_exit)
         if multiprocessing.parent_process() is not None:  # where atexit may not run
-            multiprocessing.util.Finalize(self, self._at_exit, exitpriority=100)
+            self._finalizer = multiprocessing.util.Finalize(None, self._at_exit, exitpriority=100)
         return world
 
     def stop(self) -> None:
@@ -89,15 +93,15 @@ class ProcessJob:
         error = sys.exception()
         why = "it called destroy_process_group"
         if error is not None:
-            why += f" while handling {_failures.one_line(error)}"
-        in_order = self._leave(why)
-        lost = self.link.describe_lost()
+            why += f" while handling {one_line(error)}"
+        wrong = self._leave(why)
         self._forget()
         with backend_reset():
-            self._disconnect()
+            self._disconnect(in_order=wrong is None)
             set_process_world(None)
-        if not in_order and not isinstance(error, _failures.DistBackendError):
-            raise _failures.DistBackendError(lost or self._stayed())
+        gc.collect()  # reference cycles in JAX keep the old client, and its sockets, alive
+        if wrong is not None and not isinstance(error, DistBackendError):
+            raise DistBackendError(wrong)
 
     def meet(self, name: str, ranks: tuple[int, ...], timeout: float) -> None:
         """Block until all ``ranks`` have come to the meeting ``name``.
@@ -107,7 +111,7 @@ class ProcessJob:
         """
         try:
             self.link.meet(name, ranks, timeout)
-        except _failures.DistBackendError as error:
+        except DistBackendError as error:
             raise _failures.peer_lost(str(error)) from None
 
     def _join(self) -> int:
@@ -135,6 +139,7 @@ class ProcessJob:
                 local_device_ids=self.address.local_device_ids,
                 cluster_detection_method="deactivate",
                 initialization_timeout=max(1, int(self.timeout)),
+                heartbeat_timeout_seconds=_NO_HEARTBEATS,
                 shutdown_timeout_seconds=int(_SHUTDOWN_LIMIT),
                 coordinator_bind_address=coordinator if is_loopback(host) else None,
             )
@@ -146,12 +151,9 @@ class ProcessJob:
             _connect_devices(devices, self.address.rank)
         return World(self.address.rank, size, "processes", devices, self.timeout)
 
-    def _leave(self, why: str) -> bool:
+    def _leave(self, why: str) -> str | None:
         counts = {_failures.launch_key(r): n for r, n in _failures.launches.items()}
         return self.link.leave(why, counts, self.timeout)
-
-    def _stayed(self) -> str:
-        return f"rank {self.address.rank} left, but others did not within {self.timeout:g} s"
 
     def _forget(self) -> None:
         """Nothing that happens to the other ranks concerns this process any more."""
@@ -159,30 +161,42 @@ class ProcessJob:
         _failures.unwatch()
         self._hook.uninstall()
         atexit.unregister(self._at_exit)
+        if self._finalizer is not None:
+            self._finalizer.cancel()
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, in_order: bool) -> None:
         """Close every connection; the process that hosts the service does so last."""
+        if not in_order:
+            _abandon_jax()
+            self.link.bye()
+            self._close()
+            return
         if self._hub is not None:
             self._hub.wait_until_alone(_SHUTDOWN_LIMIT)
         jax.distributed.shutdown()
         self.link.bye()
-        if self._hub is not None:
-            self._hub.close()
-        else:
+        if self._hub is None:
             self.link.wait_for_end(_SHUTDOWN_LIMIT)
         if self._relay is not None:
             self._relay.close()
-        self.link.close()
+        self._close()
 
-    def _abandon(self, error: BaseException) -> None:
-        """Give up a `start` that failed."""
-        _failures.tell(self.link, error)
-        self._forget()
-        jax.distributed.shutdown()
+    def _close(self) -> None:
         self.link.close()
-        for end in (self._relay, self._hub):
-            if end is not None:
-                end.close()
+        if self._hub is not None:
+            self._hub.close()
+
+    @contextlib.contextmanager
+    def _or_abandon(self) -> Iterator[None]:
+        """Give up the job, and close everything, if the block raises."""
+        try:
+            yield
+        except BaseException as error:
+            _failures.tell(self.link, error)
+            self._forget()
+            _abandon_jax()
+            self._close()
+            raise
 
     def _at_exit(self) -> None:
         """The script has ended without ``destroy_process_group``: leave, or say why it cannot."""
@@ -192,18 +206,34 @@ class ProcessJob:
         error = self._hook.error or sys.exception()
         if error is not None and not isinstance(error, SystemExit):
             _failures.tell(self.link, error)
+            _abandon_jax()
             return
-        in_order = self._leave("its script ended")
-        if not in_order and self.link.lost and not _failures.has_raised():
+        wrong = self._leave("its script ended")
+        if self.link.lost and not _failures.has_raised():
             _failures.end_process(self.link)
+        if wrong is not None:
+            _failures.print_line(wrong)
         self._forget()
-        self._disconnect()
+        self._disconnect(in_order=wrong is None)
+
+
+def _abandon_jax() -> None:
+    """Leave JAX's connections as they are, for ever.
+
+    When a rank is gone, closing them in order would wait for it, and closing rank 0's service would
+    make JAX abort the processes that are still there.
+    """
+    state = distributed.global_state
+    for part in (state.client, state.service, state.preemption_sync_manager):
+        if part is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
+    state.client = state.service = state.preemption_sync_manager = None
 
 
 @contextlib.contextmanager
 def _recoverable() -> Iterator[None]:
     """Keep JAX from aborting the other processes when one is gone: `_failures` ends them."""
-    before = jax.config.jax_enable_recoverability
+    before = jax.config.jax_enable_recoverability  # type: ignore[attr-defined]
     jax.config.update("jax_enable_recoverability", True)
     try:
         yield
@@ -215,7 +245,9 @@ def _connect_devices(devices: tuple[jax.Device, ...], rank: int) -> None:
     """Run one all-reduce, so that the devices are connected, or fail to, before the first use."""
     mesh = Mesh(np.array(devices), ("ranks",))
     spec = PartitionSpec("ranks")
-    add = jax.shard_map(lambda x: jax.lax.psum(x, "ranks"), mesh=mesh, in_specs=spec, out_specs=spec)
+    add = jax.shard_map(
+        partial(jax.lax.psum, axis_name="ranks"), mesh=mesh, in_specs=spec, out_specs=spec
+    )
     own = jax.device_put(np.ones(1, np.int32), devices[rank])
     ones = jax.make_array_from_single_device_arrays(
         (len(devices),), NamedSharding(mesh, spec), [own]

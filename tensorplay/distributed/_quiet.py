@@ -13,7 +13,7 @@ _CHATTER = (b"[Gloo] Rank ", b"Using experimental recoverable task feature")
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Hold back what is written to file descriptors 1 and 2 inside, then pass on all but chatter."""
+    """Hold back what goes to file descriptors 1 and 2 inside, then pass on all but chatter."""
     with contextlib.ExitStack() as stack:
         for descriptor, stream in ((1, sys.stdout), (2, sys.stderr)):
             stack.enter_context(_filtered(descriptor, stream))

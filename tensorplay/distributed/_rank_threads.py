@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,7 +13,7 @@ import jax
 from ._errors import DistBackendError
 from ._process_group import is_initialized, make_rank_thread_group
 from ._rendezvous import Rendezvous
-from ._world import World, backend_reset, in_rank_thread, rank_thread
+from ._world import World, backend_reset, backend_started, in_rank_thread, rank_thread
 
 T = TypeVar("T")
 
@@ -129,11 +128,13 @@ def local_devices(count: int) -> tuple[jax.Device, ...]:
     Raises:
         RuntimeError: ``XLA_FLAGS`` asks for fewer CPU devices.
     """
-    fixed = _devices_in_flags()
-    if fixed is None and jax.config.jax_num_cpu_devices < count:
+    settable = _FLAG not in os.environ.get("XLA_FLAGS", "")
+    if settable and not backend_started():
         _restart_with(max(count, _SPARE_DEVICES))
-    default = jax.local_devices()
-    devices = default if len(default) >= count else jax.local_devices(backend="cpu")
+    devices = _most_local_devices(count)
+    if settable and len(devices) < count:
+        _restart_with(max(count, _SPARE_DEVICES))
+        devices = _most_local_devices(count)
     if len(devices) < count:
         raise RuntimeError(
             f"{count} ranks need {count} devices, and this process has {len(devices)}: set "
@@ -142,9 +143,9 @@ def local_devices(count: int) -> tuple[jax.Device, ...]:
     return tuple(devices[:count])
 
 
-def _devices_in_flags() -> int | None:
-    found = re.search(rf"{_FLAG}=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return None if found is None else int(found[1])
+def _most_local_devices(count: int) -> list[jax.Device]:
+    default = jax.local_devices()
+    return default if len(default) >= count else jax.local_devices(backend="cpu")
 
 
 def _restart_with(count: int) -> None:

@@ -21,7 +21,7 @@ from ._errors import DistBackendError, one_line
 class _Arrival:
     """One rank that waits in a meeting."""
 
-    __slots__ = ("members", "what", "key", "value", "started", "done", "result", "error")
+    __slots__ = ("done", "error", "key", "members", "result", "started", "value", "what")
 
     def __init__(self, members: tuple[int, ...], what: str, key: Hashable, value: Any) -> None:
         self.members = members
@@ -196,7 +196,7 @@ class Rendezvous:
 
 
 def _for_another_thread(error: BaseException) -> BaseException:
-    """A copy of ``error`` with a traceback of its own; the same object where it cannot be copied."""
+    """A copy of ``error`` with its own traceback; the same object where it cannot be copied."""
     try:
         twin = copy.copy(error)
     except Exception:

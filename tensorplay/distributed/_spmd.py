@@ -1,8 +1,8 @@
 """The one place where per-rank values become global arrays and back, and programs are launched.
 
-A *local value* is one rank's array on its own device, with ndim >= 1. The *global array* of the same
-value is one ``jax.Array`` over a mesh, sharded on dim 0 by all mesh axes together: its dim 0 is the
-ranks' local dims 0, one after the other.
+A *local value* is one rank's array on its own device, with ndim >= 1. The *global array* of the
+same value is one ``jax.Array`` over a mesh, sharded on dim 0 by all mesh axes together: its dim 0
+is the ranks' local dims 0, one after the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Plan:
         size: number of devices.
     """
 
-    __slots__ = ("sharding", "ranks", "size")
+    __slots__ = ("ranks", "sharding", "size")
 
     def __init__(self, mesh: Mesh, world: World) -> None:
         self.sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
@@ -76,7 +76,7 @@ class Spread:
     kept.
     """
 
-    __slots__ = ("mesh", "_local", "_global")
+    __slots__ = ("_global", "_local", "mesh")
 
     def __init__(
         self, mesh: Mesh, local: jax.Array | None = None, global_array: jax.Array | None = None
@@ -155,9 +155,7 @@ def _identity(*arrays: jax.Array) -> Sequence[jax.Array]:
     return arrays
 
 
-def launch(
-    mesh: Mesh, program: Program, args: Sequence[Spread | jax.Array]
-) -> list[Spread]:
+def launch(mesh: Mesh, program: Program, args: Sequence[Spread | jax.Array]) -> list[Spread]:
     """Run ``program`` over the ranks of ``mesh``; every one of them must call this.
 
     Args:
@@ -181,7 +179,7 @@ def launch(
         _failures.launched(plan.ranks)
     try:
         outputs = program(
-            *[a.global_array if type(a) is Spread else plan.assemble([a]) for a in args]
+            *[a.global_array if isinstance(a, Spread) else plan.assemble([a]) for a in args]
         )
     except Exception as error:
         _raise_translated(error)
@@ -206,12 +204,13 @@ def _launch_together(
         raise RuntimeError(
             f"rank {world.rank} launches a program over ranks {list(plan.ranks)}: only they may"
         )
-    spread = [a if type(a) is Spread else Spread(mesh, a) for a in args]  # type: ignore[arg-type]
+    spread = [a if isinstance(a, Spread) else Spread(mesh, a) for a in args]
 
     def run(everyones: Sequence[list[Spread]]) -> Sequence[jax.Array]:
         _check_same_args(plan, everyones)
         together = zip(*everyones, strict=True)
-        return program(*[_assemble_together(plan, values) for values in together])
+        with jax.default_device(world.devices[0]):  # part of jit's cache key: equal on all ranks
+            return program(*[_assemble_together(plan, values) for values in together])
 
     name = getattr(program, "__name__", "a program")
     outputs = world.rendezvous.meet(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import jax
 import jax.extend.backend
+from jax._src import xla_bridge
 
 from ._rendezvous import Rendezvous
 
@@ -132,6 +133,11 @@ def _single() -> World:
         return _single_world
 
 
+def backend_started() -> bool:
+    """Whether JAX has devices already, so that their number is settled."""
+    return xla_bridge.backends_are_initialized()
+
+
 _resets: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
 
@@ -143,7 +149,8 @@ def on_backend_reset(before: Callable[[], None], after: Callable[[], None]) -> N
         after: called when the new devices exist (also where the restart failed); puts it back.
             ``current_world()`` is the new world by then.
 
-    Calls happen in the thread that restarts: before in reverse order of registration, after in order.
+    Both run in the thread that restarts and must not raise: before in reverse order of
+    registration, after in order.
     """
     _resets.append((before, after))
 

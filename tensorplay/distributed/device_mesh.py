@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Sequence
@@ -10,8 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike
 from jax.sharding import Mesh
+from numpy.typing import ArrayLike
 
 from ._process_group import (
     ProcessGroup,
@@ -20,7 +19,7 @@ from ._process_group import (
     init_process_group,
     is_initialized,
 )
-from ._world import current_world
+from ._world import World, current_world
 
 Names = tuple[str, ...]
 
@@ -80,6 +79,7 @@ class DeviceMesh:
         self._groups: dict[int, ProcessGroup] = {}
         self.mesh = _own_slice(root_ranks, axes, world.rank)
         self._coordinate = _find(self.mesh, world.rank)
+        self._jax_mesh: tuple[World, Mesh] | None = None  # for the world it was made in
         self._key = (device_type, names, self.mesh.shape, tuple(self.mesh.flat))
 
     @property
@@ -106,13 +106,19 @@ class DeviceMesh:
         """The axes of `jax_mesh`: the dimensions' names, ("dim_0", ...) where they have none."""
         return self.mesh_dim_names or tuple(f"dim_{i}" for i in range(self.ndim))
 
-    @functools.cached_property
+    @property
     def jax_mesh(self) -> Mesh:
         """The ``jax.sharding.Mesh`` over the devices of these ranks.
 
         Raises:
             RuntimeError: this rank is not in the mesh.
         """
+        world = current_world()
+        if self._jax_mesh is None or self._jax_mesh[0] is not world:
+            self._jax_mesh = (world, self._make_jax_mesh())
+        return self._jax_mesh[1]
+
+    def _make_jax_mesh(self) -> Mesh:
         if self._coordinate is None:
             raise RuntimeError(
                 f"rank {self.get_rank()} is not in {self!r}: only its ranks "
@@ -336,9 +342,7 @@ def _own_slice(
     """The part of the root over ``axes`` that holds ``rank`` (the first part if none does)."""
     kept = [axis for several in axes for axis in several]
     place = _find(root_ranks, rank) or (0,) * root_ranks.ndim
-    picked = root_ranks[
-        tuple(slice(None) if axis in kept else at for axis, at in enumerate(place))
-    ]
+    picked = root_ranks[tuple(slice(None) if axis in kept else at for axis, at in enumerate(place))]
     sizes = [math.prod(root_ranks.shape[axis] for axis in several) for several in axes]
     return picked.reshape(sizes)
 
@@ -396,9 +400,9 @@ def _check_fits(ranks: np.ndarray[Any, Any], kind: str, device_type: str) -> Non
         have = len(_devices(kind, device_type))
         if needed > have:
             raise RuntimeError(
-                f"Mesh should not be bigger than this process's {have} {device_type} device(s), but "
-                f"found {ranks.size} ranks! Start {ranks.size} ranks (init_process_group, run_ranks) "
-                f"or set XLA_FLAGS=--xla_force_host_platform_device_count={ranks.size}"
+                f"Mesh should not be bigger than this process's {have} {device_type} device(s), "
+                f"but found {ranks.size} ranks! Start {needed} ranks (init_process_group or "
+                f"run_ranks), or set XLA_FLAGS=--xla_force_host_platform_device_count={needed}"
             )
         return
     world_size = current_world().world_size

@@ -1,0 +1,60 @@
+"""Modules, losses and their functions, as ``torch.nn``."""
+
+from . import functional as functional
+from . import init as init
+from . import utils as utils
+from ._activations import CELU as CELU
+from ._activations import ELU as ELU
+from ._activations import GELU as GELU
+from ._activations import GLU as GLU
+from ._activations import Hardsigmoid as Hardsigmoid
+from ._activations import Hardswish as Hardswish
+from ._activations import Hardtanh as Hardtanh
+from ._activations import LeakyReLU as LeakyReLU
+from ._activations import LogSigmoid as LogSigmoid
+from ._activations import LogSoftmax as LogSoftmax
+from ._activations import Mish as Mish
+from ._activations import PReLU as PReLU
+from ._activations import ReLU as ReLU
+from ._activations import ReLU6 as ReLU6
+from ._activations import SELU as SELU
+from ._activations import SiLU as SiLU
+from ._activations import Sigmoid as Sigmoid
+from ._activations import Softmax as Softmax
+from ._activations import Softmin as Softmin
+from ._activations import Softplus as Softplus
+from ._activations import Softsign as Softsign
+from ._activations import Tanh as Tanh
+from ._activations import Tanhshrink as Tanhshrink
+from ._activations import Threshold as Threshold
+from ._containers import ModuleDict as ModuleDict
+from ._containers import ModuleList as ModuleList
+from ._containers import ParameterDict as ParameterDict
+from ._containers import ParameterList as ParameterList
+from ._containers import Sequential as Sequential
+from ._dropout import Dropout as Dropout
+from ._flatten import Flatten as Flatten
+from ._flatten import Unflatten as Unflatten
+from ._linear import Identity as Identity
+from ._linear import Linear as Linear
+from ._losses import BCELoss as BCELoss
+from ._losses import BCEWithLogitsLoss as BCEWithLogitsLoss
+from ._losses import CrossEntropyLoss as CrossEntropyLoss
+from ._losses import HuberLoss as HuberLoss
+from ._losses import KLDivLoss as KLDivLoss
+from ._losses import L1Loss as L1Loss
+from ._losses import MSELoss as MSELoss
+from ._losses import NLLLoss as NLLLoss
+from ._losses import SmoothL1Loss as SmoothL1Loss
+from ._module import Module as Module
+from ._normalization import BatchNorm1d as BatchNorm1d
+from ._normalization import BatchNorm2d as BatchNorm2d
+from ._normalization import GroupNorm as GroupNorm
+from ._normalization import LayerNorm as LayerNorm
+from ._normalization import RMSNorm as RMSNorm
+from ._parameter import Buffer as Buffer
+from ._parameter import Parameter as Parameter
+from ._sparse import Embedding as Embedding
+from ._functional.toplevel import attach_methods
+
+attach_methods()

@@ -17,7 +17,7 @@ EXTRA_STATE_KEY = "_extra_state"
 
 
 class IncompatibleKeys(
-    namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"])  # noqa: PYI024
+    namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"])
 ):
     """What ``load_state_dict`` found missing and unexpected."""
 

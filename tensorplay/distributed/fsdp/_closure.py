@@ -1,0 +1,483 @@
+"""Calls of an FSDP module from eager code: found again and run compiled, or run eagerly.
+
+``CompiledCalls`` belongs to one module. A call whose signature, fingerprint and globals equal those
+of an earlier one runs its programs; else the Python is traced. What cannot be traced runs eagerly,
+with one warning that says why; FSDP modules below it then compile on their own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..._graph import Node
+from ..._guards import Unfrozen
+from ..._ops.random import default_generator
+from ..._staged import (
+    Fingerprint,
+    StagedCall,
+    Tracing,
+    first_difference,
+    make_result,
+    signature,
+)
+from ..._state import state as thread
+from ..._structure import flatten
+from ..._tensor import Tensor, state_changes, wrap
+from ..._trace import Untraceable
+from .._spmd import Spread, launch, shared_program
+from ._param_group import FSDPParamGroup, ShardedState
+from ._programs import Backward, GroupReduction, GroupUse, Plan
+from ._state import states_below
+
+_WARN_AFTER_TRACES = 8
+_MAX_OUTSIDE_ROUNDS = 8
+
+
+@dataclasses.dataclass
+class Eagerly:
+    """The decision that a call runs eagerly, and why."""
+
+    reason: str
+
+
+@dataclasses.dataclass
+class Entry:
+    """One known call of this module.
+
+    Attributes:
+        staged: its programs, or the decision to run eagerly.
+        extra: outside tensors beyond those of the module tree.
+    """
+
+    signature: Any
+    fingerprint: Fingerprint
+    staged: StagedCall | Eagerly
+    extra: list[Tensor]
+    count: int
+
+
+class CompiledCalls:
+    """See the module's docstring.
+
+    Attributes:
+        traces: how often the module's Python was traced.
+    """
+
+    def __init__(self, fsdp_state: Any) -> None:
+        self.state = fsdp_state
+        self.traces = 0
+        self._entries: dict[Any, list[Entry]] = {}
+        self._last: Entry | None = None
+        self._warned: set[str] = set()
+        self._tree: tuple[int, list[FSDPParamGroup], list[Tensor]] | None = None
+
+    def run(self, call: Callable[..., Any], args: Any, kwargs: Any, method: str = "") -> Any:
+        """Calls ``call(*args, **kwargs)``: the module, or one of its methods."""
+        tensors, structure = flatten((args, kwargs))
+        groups, outside = self._of_tree()
+        for group in groups:
+            group.adopt_replacements()
+            group.refuse_meta()
+        reason = _unfit_argument(tensors)
+        if reason is None:
+            try:
+                entry = self._find(call, tensors, structure, method)
+            except Unfrozen as error:
+                entry, reason = None, str(error)
+        if reason is None and entry is not None and isinstance(entry.staged, StagedCall):
+            return self._run_compiled(entry, groups, tensors, [*outside, *entry.extra])
+        if reason is None and entry is not None:
+            reason = entry.staged.reason  # type: ignore[union-attr]
+        self._forget_failed_traces(groups)
+        out = self.state.run_eagerly(call, args, kwargs)
+        self._warn_eager(reason or "")
+        return out
+
+    # --- finding -----------------------------------------------------------------------------
+
+    def _of_tree(self) -> tuple[list[FSDPParamGroup], list[Tensor]]:
+        """The groups of the module tree, and its other tensors, one per storage."""
+        if self._tree is None or self._tree[0] != state_changes.count:
+            groups = self.state.groups()
+            self._tree = (state_changes.count, groups, _outside_tensors(self.state.module))
+        return self._tree[1], self._tree[2]
+
+    def _find(
+        self, call: Callable[..., Any], tensors: list[Tensor], structure: Any, method: str
+    ) -> Entry | None:
+        key = (method, signature(tensors, structure))
+        last = self._last
+        if (
+            last is not None
+            and last.count == state_changes.count
+            and last.signature == key
+            and self._still_holds(last)
+        ):
+            return last
+        fingerprint = Fingerprint(self.state.module)
+        found = self._entries.setdefault((key, fingerprint.key), [])
+        for entry in found:
+            if isinstance(entry.staged, Eagerly) or entry.staged.reads.difference() is None:
+                entry.fingerprint, entry.count = fingerprint, state_changes.count
+                self._last = entry
+                return entry
+        entry = self._trace(call, tensors, structure, key, fingerprint)
+        if entry is not None:
+            found.append(entry)
+            self._last = entry
+        return entry
+
+    def _still_holds(self, entry: Entry) -> bool:
+        if not entry.fingerprint.snapshot.unchanged():
+            return False
+        return isinstance(entry.staged, Eagerly) or entry.staged.reads.difference() is None
+
+    # --- tracing -----------------------------------------------------------------------------
+
+    def _trace(
+        self,
+        call: Callable[..., Any],
+        tensors: list[Tensor],
+        structure: Any,
+        key: Any,
+        fingerprint: Fingerprint,
+    ) -> Entry | None:
+        """Traces the call; None if its Python raised, so that it runs eagerly just this time."""
+        extra: list[Tensor] = []
+        for _ in range(_MAX_OUTSIDE_ROUNDS):
+            known = len(extra)
+            try:
+                staged: Any = self._stage(call, tensors, structure, key, fingerprint, extra)
+            except Untraceable as stop:
+                if len(extra) > known and stop.reason == "reads tensors from outside":
+                    continue
+                staged = Eagerly(stop.reason)
+            except Exception:
+                self._undo(fingerprint)
+                return None
+            self._count_trace(key, fingerprint)
+            return Entry(key, Fingerprint(self.state.module), staged, extra, state_changes.count)
+        return Entry(key, fingerprint, Eagerly("reads ever new tensors from outside"), [], -1)
+
+    def _stage(
+        self,
+        call: Callable[..., Any],
+        tensors: list[Tensor],
+        structure: Any,
+        key: Any,
+        fingerprint: Fingerprint,
+        extra: list[Tensor],
+    ) -> StagedCall:
+        groups, outside = self._of_tree()
+        mesh = self.state.mesh.jax_mesh
+
+        def build() -> StagedCall:
+            tracing = Tracing(
+                self.state.module,
+                call,
+                tensors,
+                structure,
+                [*outside, *extra],
+                {g: g.whole_avals() for g in groups},
+                mesh,
+            )
+            try:
+                staged = tracing.stage()
+            except Untraceable:
+                extra.extend(tracing.trace.missing.values())
+                self._undo(fingerprint)
+                raise
+            finally:
+                for g in groups:
+                    g.end_trace()
+            self._refuse_side_effects(tracing, fingerprint)
+            return staged
+
+        ties = tuple(id(t) for t in extra)
+        return shared_program(("staged", mesh, key, fingerprint.key, ties), build)
+
+    def _refuse_side_effects(self, tracing: Tracing, fingerprint: Fingerprint) -> None:
+        """Raises Untraceable, with everything put back, if the Python changed its surroundings."""
+        names = tracing.watch.changed_globals()
+        seen = tracing.watch.snapshot()
+        if names or not seen.unchanged() or not fingerprint.snapshot.unchanged():
+            seen.undo()
+            self._undo(fingerprint)
+            what = f"the global {names[0]!r}" if names else "an object from outside"
+            raise Untraceable(f"changes {what}")
+
+    def _undo(self, fingerprint: Fingerprint) -> None:
+        fingerprint.snapshot.undo()
+
+    def _forget_failed_traces(self, groups: list[FSDPParamGroup]) -> None:
+        for group in groups:
+            group.hide_traced()
+
+    def _count_trace(self, key: Any, fingerprint: Fingerprint) -> None:
+        self.traces += 1
+        previous = [(k, f) for k, f in self._entries if (k, f) != (key, fingerprint.key)]
+        if self.traces >= _WARN_AFTER_TRACES and previous and "retrace" not in self._warned:
+            self._warned.add("retrace")
+            what = first_difference(previous[-1], (key, fingerprint.key))
+            warnings.warn(
+                f"{self._name()} was traced {self.traces} times, since something that its forward "
+                f"may read was new each time; last: {what}. Pass what changes at every call as a "
+                "tensor.",
+                stacklevel=5,
+            )
+
+    def _warn_eager(self, reason: str) -> None:
+        if reason and reason not in self._warned:
+            self._warned.add(reason)
+            warnings.warn(
+                f"{self._name()} runs eagerly, as its forward {reason}. Results are the same; only "
+                "the FSDP modules inside it compile.",
+                stacklevel=4,
+            )
+
+    def _name(self) -> str:
+        return type(self.state.module).__name__
+
+    # --- running -----------------------------------------------------------------------------
+
+    def _run_compiled(
+        self,
+        entry: Entry,
+        groups: list[FSDPParamGroup],
+        arguments: list[Tensor],
+        outside: list[Tensor],
+    ) -> Any:
+        staged: StagedCall = entry.staged  # type: ignore[assignment]
+        keeps = self._groups_that_keep()
+        uses = []
+        for group in groups:
+            if group.state is ShardedState.UNSHARDED and not group.is_current():
+                group.to_sharded()
+            given = group.state is ShardedState.UNSHARDED
+            uses.append(GroupUse(group.spec, given, group in keeps))
+        plan = self._plan(staged, tuple(uses))
+        call = _Call(self, staged, plan, groups, arguments, outside)
+        return call.forward()
+
+    def _groups_that_keep(self) -> set[FSDPParamGroup]:
+        """The groups that stay unsharded after forward."""
+        states = states_below(self.state.module)
+        return {s.group for s in states if s.group is not None and not s.reshards()}
+
+    def _plan(self, staged: StagedCall, uses: tuple[GroupUse, ...]) -> Plan:
+        jax_mesh = self.state.mesh.jax_mesh
+        return shared_program(
+            ("plan", id(staged), uses), lambda: Plan(staged, uses, jax_mesh)
+        )
+
+
+class _Call:
+    """One run of a staged call's forward, and what its backward will need."""
+
+    def __init__(
+        self,
+        calls: CompiledCalls,
+        staged: StagedCall,
+        plan: Plan,
+        groups: list[FSDPParamGroup],
+        arguments: list[Tensor],
+        outside: list[Tensor],
+    ) -> None:
+        self.calls, self.staged, self.plan, self.groups = calls, staged, plan, groups
+        self.arguments, self.outside = arguments, outside
+        self.mesh = calls.state.mesh.jax_mesh
+
+    def forward(self) -> Any:
+        inputs = [_input(t._storage.array) for t in self.outside]
+        inputs += [_input(t._read()) for t in self.arguments]
+        inputs.append(self._random_input())
+        self.inputs = [Spread.of_local(self.mesh, a) for a in inputs]
+        self.pieces = [g.pieces() for g in self.groups]
+        parameters = [
+            x
+            for g, use, pieces in zip(self.groups, self.plan.uses, self.pieces, strict=True)
+            for x in (_wholes(g) if use.given else pieces)
+        ]
+        outputs = launch(self.mesh, self.plan.forward, [*parameters, *self.inputs])
+        return self._take(outputs)
+
+    def _random_input(self) -> Any:
+        if not self.staged.draws:
+            return _no_random()
+        generator = default_generator()
+        high, low = generator.words()
+        numbers = [high, low, generator.offset, self.calls.state.mesh.rank]
+        generator.skip(self.staged.draws)
+        return jax.numpy.asarray(np.array(numbers, np.uint32))
+
+    def _take(self, outputs: list[Spread]) -> Any:
+        staged, plan = self.staged, self.plan
+        rest = iter(outputs)
+        values = [next(rest) for _ in range(staged.num_values)]
+        for i in staged.written:
+            self._write_back(self.outside[i], next(rest).local)
+        self.kept = [next(rest) for _ in plan.kept]
+        self.wholes: list[list[Any]] = [
+            _wholes(g) if use.given else [] for g, use in zip(self.groups, plan.uses, strict=True)
+        ]
+        for n, (group, use) in enumerate(zip(self.groups, plan.uses, strict=True)):
+            if use.kept and not use.given:
+                self.wholes[n] = [next(rest) for _ in group.params]
+                group.to_unsharded([w.local for w in self.wholes[n]])
+            elif use.given and not use.kept:
+                group.to_sharded()
+        node = CompiledNode(self) if staged.differentiated else None
+        arrays = [
+            _output(v.local, aval) for v, aval in zip(values, staged.value_avals, strict=True)
+        ]
+        return make_result(staged, arrays, self.arguments, self.outside, node)
+
+    def _write_back(self, tensor: Tensor, array: Any) -> None:
+        tensor._storage.array = _output(array, tensor._storage.array)
+        tensor._storage.version += 1
+
+    # --- backward ----------------------------------------------------------------------------
+
+    def backward(self, grads: list[Any]) -> list[Any]:
+        """Gradients of the output arrays to gradients of what ``edges`` lists."""
+        present = tuple(
+            i for i, g in zip(self.staged.differentiable, grads, strict=True) if g is not None
+        )
+        waiting = [g.take_unreduced() if g.requires_gradient_sync else {} for g in self.groups]
+        reductions = tuple(
+            GroupReduction(g.requires_gradient_sync, tuple(sorted(w)))
+            for g, w in zip(self.groups, waiting, strict=True)
+        )
+        program = self._backward_program(present, reductions)
+        arguments: list[Any] = []
+        for n in self.plan.needed_groups:
+            arguments += self.wholes[n] if self.plan.uses[n].kept else self.pieces[n]
+        arguments += [self.inputs[i - self.plan.num_wholes] for i in self.plan.reused]
+        arguments += self.kept
+        arguments += [_input(g._read()) for g in grads if g is not None]
+        arguments += [w[i] for w in waiting for i in sorted(w)]
+        outputs = launch(self.mesh, program.program, arguments)
+        for group in self.groups:
+            group.to_sharded()
+        return self._gradients(program, outputs)
+
+    def _backward_program(self, present: Any, reductions: Any) -> Backward:
+        plan = self.plan
+        return shared_program(
+            ("backward", id(plan), present, reductions),
+            lambda: plan.backward(present, reductions),
+        )
+
+    def _gradients(self, program: Backward, outputs: list[Spread]) -> list[Any]:
+        by_place: dict[Any, Any] = {}
+        for place, spread in zip(program.outputs, outputs, strict=True):
+            if place[0] == "piece":
+                by_place[place[1:]] = self.groups[place[1]].params[place[2]].layout.tensor(spread)
+            elif place[0] == "whole":
+                self.groups[place[1]].keep_unreduced(place[2], spread)
+            else:
+                aval = self.staged.forward.invars[place[1]].aval
+                by_place[place[1]] = wrap(_output(spread.local, aval))
+        return [by_place.get(place) for place in self._places()]
+
+    def _places(self) -> list[Any]:
+        """For each edge: (group, parameter), or the position of another forward input."""
+        places: list[Any] = [(n, i) for n, g in enumerate(self.groups) for i in range(len(g.params))]
+        first = self.plan.num_wholes
+        places += [i for i in self.staged.differentiated if i >= first]
+        return places
+
+    def edges(self) -> list[Any]:
+        """Where each gradient goes."""
+        edges = [edge for g in self.groups for edge in g.accumulator_edges()]
+        others = [*self.outside, *self.arguments]
+        first = self.plan.num_wholes
+        return edges + [
+            others[i - first]._edge() for i in self.staged.differentiated if i >= first
+        ]
+
+    def release(self) -> None:
+        """Frees what backward needed."""
+        self.kept, self.inputs, self.wholes, self.pieces = [], [], [], []
+
+
+class CompiledNode(Node):
+    """The backward step of a compiled call."""
+
+    def __init__(self, call: _Call) -> None:
+        super().__init__(call.edges(), len(call.staged.differentiable))
+        self.call: _Call | None = call
+
+    def name(self) -> str:
+        return "CompiledBackward"
+
+    def backward(self, grads: list[Any]) -> list[Any]:
+        if self.call is None:
+            raise RuntimeError(
+                "Trying to backward through the graph a second time (or directly access saved "
+                "tensors after they have already been freed). Specify retain_graph=True if you "
+                "need to backward through the graph a second time."
+            )
+        if thread.grad_enabled:
+            raise RuntimeError(
+                "create_graph=True does not reach through a compiled FSDP call. Compute the "
+                "second derivative on the module without fully_shard"
+            )
+        return self.call.backward(grads)
+
+    def release(self) -> None:
+        if self.call is not None:
+            self.call.release()
+            self.call = None
+
+
+def _unfit_argument(tensors: list[Tensor]) -> str | None:
+    """Why a call with these arguments runs eagerly, if it does."""
+    for t in tensors:
+        if t._layout is not None:
+            return "takes a sharded tensor"
+        if t.is_meta:
+            return "takes a meta tensor"
+    return None
+
+
+def _outside_tensors(module: Any) -> list[Tensor]:
+    """Plain parameters, buffers and tensor attributes of the tree, the first of each storage."""
+    found: dict[Any, Tensor] = {}
+    for m in module.modules():
+        candidates = [*m._parameters.values(), *m._buffers.values(), *m.__dict__.values()]
+        for t in candidates:
+            if isinstance(t, Tensor) and t._layout is None and not t.is_meta:
+                if t._gradient_edge is None:
+                    found.setdefault(t._storage, t)
+    return list(found.values())
+
+
+def _wholes(group: FSDPParamGroup) -> list[Any]:
+    return [p.unsharded._storage.array for p in group.params]  # type: ignore[union-attr]
+
+
+def _input(array: Any) -> Any:
+    """Scalars get a dim, which carries the mesh axes."""
+    return _with_dim(array) if array.ndim == 0 else array
+
+
+def _output(array: Any, aval: Any) -> Any:
+    """Takes that dim away again."""
+    return _without_dim(array) if len(aval.shape) == 0 else array
+
+
+_with_dim = jax.jit(lambda a: a.reshape(1))
+_without_dim = jax.jit(lambda a: a.reshape(()))
+
+
+def _no_random() -> Any:
+    """The random input of a call that draws nothing."""
+    return jax.numpy.zeros(4, np.uint32)
+

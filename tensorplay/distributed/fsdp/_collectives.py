@@ -1,0 +1,158 @@
+"""What one rank computes to gather a group's parameters and to reduce its gradients.
+
+Pure functions of arrays, called inside a ``shard_map`` over the mesh. A group travels in one
+collective: its padded pieces one behind the other in a flat buffer, chunk-major on the whole side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._sharding import flatten_piece, from_chunks, piece_shape, to_chunks, unflatten_piece
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamSpec:
+    """What the collectives need to know of one parameter.
+
+    Attributes:
+        shape: of the whole.
+        dim: that is cut.
+        dtype: of the sharded parameter and its gradient (numpy name).
+        compute_dtype: of the unsharded parameter.
+    """
+
+    shape: tuple[int, ...]
+    dim: int
+    dtype: str
+    compute_dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupSpec:
+    """What the collectives need to know of one group.
+
+    Attributes:
+        params: in the order of the flat buffer.
+        shard_axis, shard_size, replicate_axis, replicate_size: see ``DataParallelMesh``.
+        reduce_dtype: of the reduction, or None for the gradients' own.
+        divide_factor: the summed gradients are divided by it; None averages over all ranks.
+        ring: reduce by a ring of permutes.
+    """
+
+    params: tuple[ParamSpec, ...]
+    shard_axis: str
+    shard_size: int
+    replicate_axis: str | None
+    replicate_size: int
+    reduce_dtype: str | None
+    divide_factor: float | None
+    ring: bool
+
+
+def gather(spec: GroupSpec, pieces: Sequence[Any]) -> list[Any]:
+    """The whole parameters, in their compute dtype, from this rank's padded pieces."""
+    if not pieces:
+        return []
+    flats = [
+        flatten_piece(piece, p.dim).astype(np.dtype(p.compute_dtype))
+        for p, piece in zip(spec.params, pieces, strict=True)
+    ]
+    dtypes = [flat.dtype for flat in flats]
+    if len(set(dtypes)) > 1:
+        flats = [_as_bytes(flat) for flat in flats]
+    rows = lax.all_gather(_joined(flats), spec.shard_axis)
+    whole, start = [], 0
+    for p, flat, dtype in zip(spec.params, flats, dtypes, strict=True):
+        chunks = lax.slice_in_dim(rows, start, start + flat.size, axis=1)
+        start += flat.size
+        if flat.dtype != dtype:
+            chunks = _from_bytes(chunks, dtype)
+        whole.append(from_chunks(chunks, p.shape, p.dim))
+    return whole
+
+
+def reduce(spec: GroupSpec, indices: Sequence[int], grads: Sequence[Any]) -> list[Any]:
+    """This rank's padded pieces of the averaged gradients, in the parameters' own dtype.
+
+    Args:
+        indices: which of ``spec.params`` the gradients belong to.
+        grads: whole gradients, this rank's own.
+    """
+    if not grads:
+        return []
+    params = [spec.params[i] for i in indices]
+    chunks = [
+        to_chunks(_for_reduction(spec, g), p.dim, spec.shard_size)
+        for p, g in zip(params, grads, strict=True)
+    ]
+    flat = chunks[0] if len(chunks) == 1 else jnp.concatenate(chunks, axis=1)
+    row = _scaled(spec, _reduce_scatter(spec, flat))
+    pieces, start = [], 0
+    for p in params:
+        size = math.prod(piece_shape(p.shape, p.dim, spec.shard_size))
+        part = lax.slice_in_dim(row, start, start + size, axis=0)
+        start += size
+        piece = unflatten_piece(part, p.shape, p.dim, spec.shard_size)
+        pieces.append(piece.astype(np.dtype(p.dtype)))
+    return pieces
+
+
+def _joined(flats: list[Any]) -> Any:
+    return flats[0] if len(flats) == 1 else jnp.concatenate(flats)
+
+
+def _as_bytes(flat: Any) -> Any:
+    if flat.dtype == np.bool_:
+        return flat.astype(np.uint8)
+    return lax.bitcast_convert_type(flat, np.uint8).reshape(-1)
+
+
+def _from_bytes(chunks: Any, dtype: Any) -> Any:
+    if dtype == np.bool_:
+        return chunks.astype(np.bool_)
+    width = np.dtype(dtype).itemsize
+    shape = chunks.shape if width == 1 else (*chunks.shape[:-1], chunks.shape[-1] // width, width)
+    return lax.bitcast_convert_type(chunks.reshape(shape), dtype)
+
+
+def _for_reduction(spec: GroupSpec, grad: Any) -> Any:
+    return grad if spec.reduce_dtype is None else grad.astype(np.dtype(spec.reduce_dtype))
+
+
+def _reduce_scatter(spec: GroupSpec, flat: Any) -> Any:
+    """Sum of row r of ``flat`` over the shard axis, on its rank r; then over the replicas."""
+    if spec.shard_size == 1:
+        row = flat[0]
+    elif spec.ring:
+        row = _ring_reduce_scatter(flat, spec.shard_axis, spec.shard_size)
+    else:
+        row = lax.psum_scatter(flat, spec.shard_axis, scatter_dimension=0, tiled=False)
+    if spec.replicate_axis is not None and spec.replicate_size > 1:
+        row = lax.psum(row, spec.replicate_axis)
+    return row
+
+
+def _ring_reduce_scatter(flat: Any, axis: str, ranks: int) -> Any:
+    """Rows travel once around the ring, each rank adding its own on the way."""
+    own = lax.axis_index(axis)
+    to_next = [(r, (r + 1) % ranks) for r in range(ranks)]
+    row = jnp.take(flat, (own - 1) % ranks, axis=0)
+    for step in range(2, ranks + 1):
+        row = lax.ppermute(row, axis, to_next)
+        row = row + jnp.take(flat, (own - step) % ranks, axis=0)
+    return row
+
+
+def _scaled(spec: GroupSpec, row: Any) -> Any:
+    factor = spec.divide_factor
+    if factor is None:
+        factor = spec.shard_size * spec.replicate_size
+    return row if factor == 1 else row / jnp.asarray(factor, row.dtype)

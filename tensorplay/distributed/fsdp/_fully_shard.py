@@ -1,0 +1,208 @@
+"""``fully_shard`` and the methods that it gives to a module. Source: torch.distributed.fsdp."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from ..._state import state as thread
+from ..._tensor import state_changes
+from ...nn._module import Module
+from ...nn._parameter import Parameter
+from ..device_mesh import DeviceMesh
+from . import _init
+from ._api import MixedPrecisionPolicy, OffloadPolicy
+from ._closure import CompiledCalls
+from ._mesh import data_parallel_mesh
+from ._param_group import FSDPParamGroup
+from ._state import FSDPState, states_below
+
+
+def fully_shard(
+    module: Any,
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | None = None,
+    shard_placement_fn: Callable[[Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    offload_policy: OffloadPolicy = OffloadPolicy(),
+    ignored_params: Iterable[Parameter] | None = None,
+) -> Any:
+    """Shards the parameters of ``module`` over the data-parallel ranks, in place.
+
+    The parameters below ``module`` that no earlier call took become one group: each is replaced by
+    this rank's rows, they are gathered together before forward, and their gradients are reduced
+    together after backward, averaged over the ranks. Apply it bottom-up. The module's class becomes
+    one that also derives from `FSDPModule`.
+
+    Args:
+        module: a module, or a list of modules that form one group.
+        mesh: 1-D: shard over it; 2-D: replicate over its first dim, shard over its second. Default:
+            all ranks of the process group; one rank without a process group.
+        reshard_after_forward: free the gathered parameters after forward and gather them again in
+            backward. None: True except for the root.
+        shard_placement_fn: from a parameter to the ``Shard(dim)`` to cut it by; None is dim 0.
+        mp_policy: dtypes of compute, communication and outputs.
+        offload_policy: where shards live; `CPUOffloadPolicy` on CPU meshes.
+        ignored_params: parameters that stay whole, with their own gradients on each rank.
+
+    Returns:
+        ``module``, the same object.
+
+    Raises:
+        RuntimeError: applied twice to a module.
+        ValueError: a container without forward, a scalar parameter, a mesh of more than two dims,
+            an offload policy that the mesh's devices do not have.
+        AssertionError: trainable parameters of several dtypes in the group.
+    """
+    modules = _init.as_modules(module)
+    _init.check_reshard(reshard_after_forward)
+    dp_mesh = data_parallel_mesh(mesh)
+    _init.check_offload(offload_policy, dp_mesh)
+    owned = _init.owners_of_parameters(modules, _init.ignored_ids(ignored_params))
+    _init.refuse_unfit(owned)
+    params = _init.make_params(owned, dp_mesh, shard_placement_fn)
+    group = FSDPParamGroup(params, modules, dp_mesh, mp_policy) if params else None
+    for m in modules:
+        state = FSDPState(m, group, dp_mesh, mp_policy, reshard_after_forward)
+        state.calls = CompiledCalls(state)
+        m.__dict__["_fsdp_state"] = state
+        m.__class__ = _fsdp_class(type(m))
+    state_changes.bump()
+    return module
+
+
+@functools.cache
+def _fsdp_class(cls: type[Module]) -> type[Module]:
+    return type(f"{cls.__name__}FSDPModule", (FSDPModule, cls), {"__deepcopy__": _refuse_deepcopy})
+
+
+def _refuse_deepcopy(self: Any, memo: Any) -> NoReturn:
+    raise AssertionError(
+        "FSDP does not support deepcopy. Please use state dict for serialization: "
+        "other.load_state_dict(model.state_dict())"
+    )
+
+
+class UnshardHandle:
+    """What ``unshard(async_op=True)`` returns."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self) -> None:
+        """Blocks until the parameters are unsharded; a second call does nothing."""
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+
+
+class FSDPModule:
+    """The methods of a module that ``fully_shard`` was applied to."""
+
+    _fsdp_state: FSDPState
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = self._fsdp_state
+        run = super().__call__  # type: ignore[misc]
+        if thread.trace is not None:
+            return state.run_traced(run, args, kwargs)
+        state.lazy_init()
+        return state.calls.run(run, args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._fsdp_state.refuse_direct_forward()
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gathers this module's group and shows the whole parameters until ``reshard()``.
+
+        An edit of the whole parameters is lost at the next reshard.
+
+        Returns:
+            None; with ``async_op``, a handle whose ``wait()`` shows them.
+        """
+        group = self._fsdp_state.group
+        finish = (lambda: None) if group is None else group.to_unsharded
+        if async_op:
+            return UnshardHandle(finish)
+        finish()
+        return None
+
+    def reshard(self) -> None:
+        """Shows this module's shards again and frees the whole parameters."""
+        if self._fsdp_state.group is not None:
+            self._fsdp_state.group.to_sharded()
+
+    def reset_iter_state(self) -> None:
+        """Forgets what an unfinished iteration left behind, after an exception."""
+        for state in states_below(self):  # type: ignore[arg-type]
+            if state.group is not None:
+                state.group.to_sharded()
+                state.group.unreduced.clear()
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether the whole parameters are freed after forward."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(
+                f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}"
+            )
+        for state in self._states(recurse):
+            state.reshard_after_forward = reshard_after_forward
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether backward reduces gradients; otherwise they are kept whole on each rank.
+
+        The next backward with synchronisation on reduces their sum.
+        """
+        for state in self._states(recurse):
+            if state.group is not None:
+                state.group.requires_gradient_sync = bool(requires_gradient_sync)
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """The sum of the ranks' gradients is divided by ``factor`` in place of their number."""
+        if self._fsdp_state.group is not None:
+            self._fsdp_state.group.divide_factor = float(factor)
+
+    def _states(self, recurse: bool) -> Sequence[FSDPState]:
+        return states_below(self) if recurse else [self._fsdp_state]  # type: ignore[arg-type]
+
+
+def register_fsdp_forward_method(module: Any, method_name: str) -> Callable[[], None]:
+    """Lets ``module.<method_name>(...)`` gather and free parameters as calling the module does.
+
+    On a module without FSDP it does nothing.
+
+    Returns:
+        A function without effect, so that ``register_fsdp_forward_method(model, "forward")()``
+        works as well.
+
+    Raises:
+        ValueError: the module has no such method.
+    """
+    if isinstance(module, FSDPModule):
+        _wrap_method(module, method_name)
+    return lambda: None
+
+
+def _wrap_method(module: Any, name: str) -> None:
+    if not callable(getattr(type(module), name, None)):
+        raise ValueError(f"{type(module).__name__} does not have a method {name!r}")
+    state = module._fsdp_state
+    function = getattr(type(module), name)
+    method = function.__get__(module)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if state.in_forward:
+            return method(*args, **kwargs)
+        if thread.trace is not None:
+            return state.run_traced(method, args, kwargs)
+        state.lazy_init()
+        return state.calls.run(method, args, kwargs, name)
+
+    module.__dict__[name] = run
+    state_changes.bump()

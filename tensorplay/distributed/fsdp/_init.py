@@ -1,0 +1,178 @@
+"""What ``fully_shard`` works out before it changes anything, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ...nn._containers import ModuleDict, ModuleList
+from ...nn._module import Module
+from ...nn._parameter import Parameter
+from .._placements import Shard
+from .._sharding import ShardLayout
+from ._api import CPUOffloadPolicy, OffloadPolicy
+from ._mesh import DataParallelMesh
+from ._param import FSDPParam, Owner
+from ._state import state_of
+
+PlacementFn = Callable[[Parameter], Any] | None
+
+
+def as_modules(module: Module | Sequence[Module]) -> list[Module]:
+    """The modules of one call.
+
+    Raises:
+        ValueError: no modules, the same one twice, or a container without a forward of its own.
+        RuntimeError: ``fully_shard`` was applied to one of them before, or to a module above it.
+    """
+    if not isinstance(module, Module) and not isinstance(module, Iterable):
+        raise TypeError(
+            f"fully_shard expects a module or a list of modules, got {type(module).__name__}"
+        )
+    modules = [module] if isinstance(module, Module) else list(module)
+    if not modules:
+        raise ValueError("fully_shard expects at least one module, got an empty list")
+    for m in modules:
+        if not isinstance(m, Module):
+            raise TypeError(f"fully_shard expects modules, got {type(m).__name__} in the list")
+    if len({id(m) for m in modules}) != len(modules):
+        raise ValueError("fully_shard got the same module twice in one list")
+    for m in modules:
+        _refuse_container(m)
+        if state_of(m) is not None:
+            raise RuntimeError("fully_shard has already been applied")
+    return _without_nested(modules)
+
+
+def _refuse_container(module: Module) -> None:
+    if isinstance(module, (ModuleList, ModuleDict)) and type(module).forward is Module.forward:
+        raise ValueError(
+            f"fully_shard does not support containers that do not implement forward: {module}. "
+            "Apply it to each module inside, or pass them as a list"
+        )
+
+
+def _without_nested(modules: list[Module]) -> list[Module]:
+    """Modules that lie inside others of the list need no place of their own."""
+    inside = {id(c) for m in modules for c in m.modules() if c is not m}
+    return [m for m in modules if id(m) not in inside]
+
+
+def managed_modules(modules: list[Module]) -> list[tuple[str, Module]]:
+    """Name and module for all below ``modules`` that no earlier call took."""
+    found: list[tuple[str, Module]] = []
+    seen: set[int] = set()
+
+    def visit(module: Module, name: str) -> None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        found.append((name, module))
+        for child_name, child in module._modules.items():
+            if child is not None and state_of(child) is None:
+                visit(child, f"{name}.{child_name}" if name else child_name)
+
+    for m in modules:
+        visit(m, "")
+    return found
+
+
+def owners_of_parameters(
+    modules: list[Module], ignored: set[int]
+) -> list[tuple[str, Parameter, list[Owner]]]:
+    """Each parameter that is left for this call, once, with all places that hold it."""
+    found: dict[int, tuple[str, Parameter, list[Owner]]] = {}
+    for prefix, module in managed_modules(modules):
+        for name, param in module._parameters.items():
+            if param is None or id(param) in ignored or param._layout is not None:
+                continue
+            full = f"{prefix}.{name}" if prefix else name
+            found.setdefault(id(param), (full, param, []))[2].append((module, name))
+    return list(found.values())
+
+
+def refuse_unfit(owned: list[tuple[str, Parameter, list[Owner]]]) -> None:
+    """Refuses parameters that cannot travel in one group.
+
+    Raises:
+        ValueError: a 0-d parameter.
+        AssertionError: trainable parameters of several dtypes.
+    """
+    for name, param, _ in owned:
+        if param.dim() == 0:
+            raise ValueError(
+                f"fully_shard doesn't support scalar parameters: {name!r} has shape (). Change it "
+                "to a 1D tensor with numel equal to 1, shape (1,), or pass it in ignored_params"
+            )
+    dtypes: dict[Any, str] = {}
+    for name, param, _ in owned:
+        if param.requires_grad:
+            dtypes.setdefault(param.dtype, name)
+    if len(dtypes) > 1:
+        listed = ", ".join(f"{dtype} ({name!r}, ...)" for dtype, name in dtypes.items())
+        raise AssertionError(
+            f"fully_shard expects uniform original parameter dtype in a group but got {listed}. "
+            "Cast them to one dtype, or give the modules groups of their own by calling "
+            "fully_shard on each"
+        )
+
+
+def ignored_ids(ignored_params: Iterable[Parameter] | None) -> set[int]:
+    """Identities of the parameters to leave alone."""
+    return {id(p) for p in ignored_params or ()}
+
+
+def shard_dim(name: str, param: Parameter, placement_fn: PlacementFn) -> int:
+    """The dim to cut.
+
+    Raises:
+        ValueError: ``placement_fn`` returned something else than None or a Shard of that tensor.
+    """
+    placement = None if placement_fn is None else placement_fn(param)
+    if placement is None:
+        return 0
+    if not isinstance(placement, Shard):
+        raise ValueError(
+            f"shard_placement_fn should return a Shard or None, got {placement!r} for {name!r}"
+        )
+    dim = placement.dim + param.dim() if placement.dim < 0 else placement.dim
+    if not 0 <= dim < param.dim():
+        raise ValueError(
+            f"shard_placement_fn returned {placement!r} for {name!r} of shape {tuple(param.shape)}"
+        )
+    return dim
+
+
+def check_reshard(value: Any) -> None:
+    """Raises ValueError unless ``value`` is what ``reshard_after_forward`` can be."""
+    if value is None or isinstance(value, bool):
+        return
+    raise ValueError(
+        "reshard_after_forward should be a bool, None, or an int representing the group size to "
+        f"reshard to, not {value!r}"
+    )
+
+
+def check_offload(policy: OffloadPolicy, mesh: DataParallelMesh) -> None:
+    """Raises ValueError if the policy does not fit the mesh's devices."""
+    if not isinstance(policy, OffloadPolicy):
+        raise TypeError(f"offload_policy should be an OffloadPolicy, got {policy!r}")
+    if isinstance(policy, CPUOffloadPolicy) and mesh.mesh.device_type != "cpu":
+        raise ValueError(
+            f"CPUOffloadPolicy needs a CPU mesh, but this one is over {mesh.mesh.device_type!r} "
+            "devices: leave offload_policy out"
+        )
+
+
+def make_params(
+    owned: list[tuple[str, Parameter, list[Owner]]], mesh: DataParallelMesh, fn: PlacementFn
+) -> list[FSDPParam]:
+    """Cuts every parameter and shows the shards in their owners."""
+    dims = [shard_dim(name, param, fn) for name, param, _ in owned]
+    params = []
+    for (name, param, owners), dim in zip(owned, dims, strict=True):
+        layout = ShardLayout(mesh.mesh, mesh.shard_axis, tuple(param.shape), dim)
+        params.append(FSDPParam(name, owners, param, layout))
+    for p in params:
+        p.show(p.sharded)
+    return params

@@ -1,0 +1,268 @@
+"""FSDPParamGroup: the parameters that one ``fully_shard`` call owns, and their common state."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..._graph import Node
+from ..._state import state as thread
+from ..._tensor import Tensor
+from ...nn._module import Module
+from ...nn._parameter import Parameter
+from .._sharding import per_rank_jit
+from .._spmd import Spread, launch, shared_program
+from ._api import MixedPrecisionPolicy
+from ._collectives import GroupSpec, gather, reduce
+from ._mesh import DataParallelMesh
+from ._param import FSDPParam
+
+
+class ShardedState(enum.Enum):
+    """What the modules' attributes show.
+
+    SHARDED: the sharded parameters; only the pieces take memory.
+    UNSHARDED: the unsharded parameters; the gathered wholes take memory too.
+    """
+
+    SHARDED = enum.auto()
+    UNSHARDED = enum.auto()
+
+
+class FSDPParamGroup:
+    """The unit of communication: one all-gather, one reduction.
+
+    Attributes:
+        params: in the order of the flat buffer.
+        modules: the modules of the ``fully_shard`` call.
+        mesh: the data-parallel mesh.
+        policy: the mixed-precision policy.
+        state: what the modules show.
+        requires_gradient_sync: reduce in backward; otherwise whole gradients are kept on each rank.
+        unreduced: whole gradients kept that way, by position in ``params``.
+    """
+
+    def __init__(
+        self,
+        params: list[FSDPParam],
+        modules: Sequence[Module],
+        mesh: DataParallelMesh,
+        policy: MixedPrecisionPolicy,
+    ) -> None:
+        self.params, self.modules, self.mesh, self.policy = params, list(modules), mesh, policy
+        self.state = ShardedState.SHARDED
+        self.requires_gradient_sync = True
+        self.divide_factor: float | None = None
+        self.unreduced: dict[int, Spread] = {}
+        self._sources: list[Any] = []
+        self._traced: list[Parameter] = []
+        self._spec: tuple[Any, GroupSpec] | None = None
+
+    @property
+    def spec(self) -> GroupSpec:
+        """What the collectives need to know, from the parameters as they are now."""
+        params = tuple(p.spec(self.policy) for p in self.params)
+        key = (params, self.divide_factor)
+        if self._spec is None or self._spec[0] != key:
+            dtype = self.policy.reduce_dtype
+            mesh = self.mesh
+            self._spec = (
+                key,
+                GroupSpec(
+                    params,
+                    mesh.shard_axis,
+                    mesh.shard_size,
+                    mesh.replicate_axis,
+                    mesh.replicate_size,
+                    None if dtype is None else dtype.name,
+                    self.divide_factor,
+                    mesh.reduces_by_ring,
+                ),
+            )
+        return self._spec[1]
+
+    @property
+    def names(self) -> list[str]:
+        return [p.name for p in self.params]
+
+    def trainable(self) -> list[int]:
+        """Positions of the parameters that require grad."""
+        return [i for i, p in enumerate(self.params) if p.trainable]
+
+    def pieces(self) -> list[Any]:
+        """The ``Spread`` of each sharded parameter."""
+        return [p.sharded._storage.value for p in self.params]  # type: ignore[attr-defined]
+
+    def adopt_replacements(self) -> None:
+        """Takes up parameters that the user put in the place of sharded ones."""
+        if self.state is ShardedState.SHARDED:
+            for p in self.params:
+                module, name = p.owners[0]
+                if module._parameters.get(name) is not p.sharded:
+                    p.adopt_replacement()
+
+    def refuse_meta(self) -> None:
+        """Raises RuntimeError if parameters have no values yet."""
+        names = [p.name for p in self.params if p.sharded.is_meta]
+        if names:
+            raise RuntimeError(
+                "FSDP parameters should be materialized from meta device before training, but the "
+                f"following were still on meta device: {names}. Call model.to_empty(device=...) "
+                "and initialise the values, or load a state dict, before the forward."
+            )
+
+    # --- transitions -------------------------------------------------------------------------
+
+    def to_unsharded(self, wholes: Sequence[Any] | None = None) -> None:
+        """Shows the unsharded parameters, gathering them unless ``wholes`` has them."""
+        if self.state is ShardedState.UNSHARDED:
+            if wholes is None and self.is_current():
+                return
+            self.to_sharded()
+        self.adopt_replacements()
+        self.refuse_meta()
+        pieces = self.pieces()
+        found = self._gathered(pieces) if wholes is None else wholes
+        edges = UnshardedNode(self).edges()
+        for i, (p, whole) in enumerate(zip(self.params, found, strict=True)):
+            p.unsharded = p.make_unsharded(whole, edges.get(i))
+            p.show(p.unsharded)
+        self._sources = pieces
+        self.state = ShardedState.UNSHARDED
+
+    def to_sharded(self) -> None:
+        """Shows the sharded parameters and frees the wholes."""
+        if self.state is ShardedState.SHARDED:
+            return
+        for p in self.params:
+            p.show(p.sharded)
+            p.unsharded = None
+        self._sources = []
+        self.state = ShardedState.SHARDED
+
+    def trainable_flags(self) -> list[bool]:
+        """For each parameter whether it requires grad."""
+        return [p.trainable for p in self.params]
+
+    def whole_avals(self) -> list[Any]:
+        """Shape and dtype of each unsharded parameter."""
+        return [
+            jax.ShapeDtypeStruct(p.shape, np.dtype(p.compute_dtype)) for p in self.spec.params
+        ]
+
+    def show_traced(self, wholes: Sequence[Any]) -> None:
+        """Shows unsharded parameters over tracers while a call is traced."""
+        if not self._traced:
+            node = thread.trace.node
+            self._traced = [
+                p.make_unsharded(whole, (node, 0))
+                for p, whole in zip(self.params, wholes, strict=True)
+            ]
+        for p, param in zip(self.params, self._traced, strict=True):
+            p.show(param)
+
+    def hide_traced(self) -> None:
+        """Shows what was shown before ``show_traced``."""
+        for p in self.params:
+            shown = p.unsharded if self.state is ShardedState.UNSHARDED else p.sharded
+            p.show(shown)  # type: ignore[arg-type]
+
+    def end_trace(self) -> None:
+        """Drops the tracers of a trace that ended."""
+        self._traced = []
+
+    def is_current(self) -> bool:
+        """Whether the unsharded parameters were gathered from the shards as they are now."""
+        return self.state is ShardedState.UNSHARDED and all(
+            a is b for a, b in zip(self._sources, self.pieces(), strict=True)
+        )
+
+    def _gathered(self, pieces: list[Any]) -> list[Any]:
+        spec = self.spec
+
+        def build() -> Any:
+            def fsdp_all_gather(*arrays: Any) -> Any:
+                return gather(spec, arrays)
+
+            return per_rank_jit(fsdp_all_gather, self.mesh.jax_mesh)
+
+        program = shared_program(("gather", self.mesh.jax_mesh, spec), build)
+        return [s.local for s in launch(self.mesh.jax_mesh, program, pieces)] if pieces else []
+
+    # --- gradients ---------------------------------------------------------------------------
+
+    def reduce_eagerly(self, grads: list[Any]) -> list[Tensor | None]:
+        """Gradients of the shards from whole gradients (arrays, None where there is none).
+
+        Returns None for every parameter while gradient synchronisation is off.
+        """
+        if not self.requires_gradient_sync:
+            for i, g in enumerate(grads):
+                if g is not None:
+                    self.keep_unreduced(i, Spread.of_local(self.mesh.jax_mesh, g))
+            return [None] * len(grads)
+        for i, kept in self.take_unreduced().items():
+            grads[i] = kept.local if grads[i] is None else _add(grads[i], kept.local)
+        present = tuple(i for i, g in enumerate(grads) if g is not None)
+        out: list[Tensor | None] = [None] * len(grads)
+        if present:
+            reduced = self._launch_reduce(present, [grads[i] for i in present])
+            for i, piece in zip(present, reduced, strict=True):
+                out[i] = self.params[i].layout.tensor(piece)
+        return out
+
+    def _launch_reduce(self, present: tuple[int, ...], grads: list[Any]) -> list[Spread]:
+        spec = self.spec
+
+        def build() -> Any:
+            def fsdp_reduce_scatter(*arrays: Any) -> Any:
+                return reduce(spec, present, arrays)
+
+            return per_rank_jit(fsdp_reduce_scatter, self.mesh.jax_mesh)
+
+        program = shared_program(("reduce", self.mesh.jax_mesh, spec, present), build)
+        return launch(self.mesh.jax_mesh, program, grads)
+
+    def keep_unreduced(self, index: int, grad: Spread) -> None:
+        """Adds a whole gradient to those that wait for the next reduction."""
+        kept = self.unreduced.get(index)
+        if kept is not None:
+            grad = Spread.of_local(self.mesh.jax_mesh, _add(kept.local, grad.local))
+        self.unreduced[index] = grad
+
+    def take_unreduced(self) -> dict[int, Spread]:
+        """The whole gradients that wait for a reduction; none wait any more."""
+        kept, self.unreduced = self.unreduced, {}
+        return kept
+
+    def accumulator_edges(self) -> list[Any]:
+        """Where the gradient of each sharded parameter goes; None for frozen ones."""
+        return [p.sharded._edge() for p in self.params]
+
+
+class UnshardedNode(Node):
+    """The step from whole gradients to the shards' gradients of a group unsharded eagerly."""
+
+    def __init__(self, group: FSDPParamGroup) -> None:
+        super().__init__(group.accumulator_edges(), len(group.params))
+        self.group = group
+
+    def name(self) -> str:
+        return "FSDPUnshardBackward"
+
+    def edges(self) -> dict[int, Any]:
+        """Position of each trainable parameter to the edge of its unsharded form."""
+        return {i: (self, i) for i in self.group.trainable()}
+
+    def backward(self, grads: list[Any]) -> list[Any]:
+        wholes = [None if g is None else g._read() for g in grads]
+        reduced = self.group.reduce_eagerly(wholes)
+        self.group.to_sharded()
+        return list(reduced)
+
+
+_add = jax.jit(lambda a, b: a + b)

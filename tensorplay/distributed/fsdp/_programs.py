@@ -1,0 +1,280 @@
+"""The compiled programs of a staged call: where groups are gathered and their gradients reduced.
+
+``Plan`` says, for one set of circumstances, which groups are gathered and which residuals are kept:
+
+- a group is gathered in forward unless its whole parameters are there already;
+- a residual that is computed from whole parameters (and tensors of the module) alone is never kept.
+  Backward computes it again, from a second gather of the groups that resharded and from the kept
+  wholes of the groups that did not;
+- a residual that is itself an input of forward is not kept twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from ..._program import Evaluation, dependencies, depends
+from ..._staged import StagedCall
+from .._sharding import per_rank_jit
+from ._collectives import GroupSpec, gather, reduce
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupUse:
+    """How one group takes part in one call.
+
+    Attributes:
+        spec: for the collectives.
+        given: forward takes the whole parameters as inputs, in place of the pieces.
+        kept: the whole parameters stay after forward; backward takes them as inputs.
+    """
+
+    spec: GroupSpec
+    given: bool
+    kept: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupReduction:
+    """What backward does with the gradients of one group.
+
+    Attributes:
+        sync: reduce them; otherwise return them whole.
+        waiting: positions of parameters with whole gradients from earlier backwards to add.
+    """
+
+    sync: bool
+    waiting: tuple[int, ...]
+
+
+class Plan:
+    """The forward program of a staged call and what its backward programs need."""
+
+    def __init__(self, staged: StagedCall, uses: tuple[GroupUse, ...], jax_mesh: Any) -> None:
+        self.staged, self.uses, self.jax_mesh = staged, uses, jax_mesh
+        self.sizes = [len(u.spec.params) for u in uses]
+        self.num_wholes = sum(self.sizes)
+        self._classify()
+        self.forward = per_rank_jit(_packed(self._forward), jax_mesh)
+
+    def _classify(self) -> None:
+        """Sorts the residuals: recomputed, an input of forward, or kept (each once)."""
+        program = self.staged.forward
+        found = dependencies(program)
+        wholes = frozenset(range(self.num_wholes))
+        free = frozenset(range(self.num_wholes + self.staged.num_outside))
+        inputs = {v: i for i, v in enumerate(program.invars)}
+        self.kept: list[Any] = []
+        self.reused: list[int] = []
+        needed: set[int] = set()
+        for v in self.staged.residuals:
+            on = depends(found, v)
+            if isinstance(v, Literal):
+                continue
+            if inputs.get(v, -1) >= self.num_wholes:
+                self.reused.append(inputs[v])
+            elif not on or (on & wholes and on <= free):
+                needed |= on
+            elif v not in self.kept:
+                self.kept.append(v)
+        self.reused = sorted({*self.reused, *(i for i in needed if i >= self.num_wholes)})
+        self.needed_groups = [
+            g for g, span in enumerate(self._spans()) if any(i in needed for i in range(*span))
+        ]
+
+    def _spans(self) -> list[tuple[int, int]]:
+        """Positions of each group's whole parameters among the inputs of forward."""
+        spans, start = [], 0
+        for size in self.sizes:
+            spans.append((start, start + size))
+            start += size
+        return spans
+
+    def _lazy_wholes(self, arrays: list[list[Any]], have: Callable[[int], bool]) -> Any:
+        """Values or thunks for the whole parameters, gathering a group at its first use."""
+        gathered: dict[int, list[Any]] = {}
+
+        def thunk(group: int, index: int) -> Callable[[], Any]:
+            def whole() -> Any:
+                if group not in gathered:
+                    gathered[group] = gather(self.uses[group].spec, arrays[group])
+                return gathered[group][index]
+
+            return whole
+
+        values: list[Any] = [None] * self.num_wholes
+        lazy: dict[int, Any] = {}
+        for g, (start, stop) in enumerate(self._spans()):
+            for i in range(start, stop):
+                if not arrays[g]:
+                    continue
+                if have(g):
+                    values[i] = arrays[g][i - start]
+                else:
+                    lazy[i] = thunk(g, i - start)
+        return values, lazy
+
+    def _forward(self, *inputs: Any) -> list[Any]:
+        """(pieces or wholes of each group, the other inputs of forward) to (output values, written
+        values, kept residuals, wholes of the groups that keep and were not given)."""
+        rest = list(inputs)
+        arrays = [[rest.pop(0) for _ in range(size)] for size in self.sizes]
+        values, lazy = self._lazy_wholes(arrays, lambda g: self.uses[g].given)
+        others = self.staged.forward.invars[self.num_wholes :]
+        rest = [_unpacked(x, v) for x, v in zip(rest, others, strict=True)]
+        evaluation = Evaluation(self.staged.forward, [*values, *rest], lazy)
+        outputs = evaluation.run()
+        results = outputs[: self.staged.num_values + len(self.staged.written)]
+        results += [evaluation.value(v) for v in self.kept]
+        program = self.staged.forward
+        for g, (start, stop) in enumerate(self._spans()):
+            if self.uses[g].kept and not self.uses[g].given:
+                results += [evaluation.value(v) for v in program.invars[start:stop]]
+        return results
+
+    # --- backward ----------------------------------------------------------------------------
+
+    def backward(
+        self, present: tuple[int, ...], reductions: tuple[GroupReduction, ...]
+    ) -> Backward:
+        """The backward program for gradients of output arrays ``present``."""
+        return Backward(self, present, reductions)
+
+
+class Backward:
+    """One backward program.
+
+    Attributes:
+        program: takes pieces (or kept wholes) of ``plan.needed_groups``, forward inputs
+            ``plan.reused``, the kept residuals, the gradients, and the waiting whole gradients;
+            returns what ``outputs`` lists.
+        outputs: ("piece", group, i) for a reduced gradient, ("whole", group, i) for one kept on this
+            rank, ("input", position) for the gradient of another input of forward.
+    """
+
+    def __init__(
+        self, plan: Plan, present: tuple[int, ...], reductions: tuple[GroupReduction, ...]
+    ) -> None:
+        self.plan, self.present, self.reductions = plan, present, reductions
+        self.pull_back = plan.staged.backward(present)
+        self._sort_gradients()
+        self.program = per_rank_jit(_packed(self._run), plan.jax_mesh)
+
+    def _sort_gradients(self) -> None:
+        """Which gradient outputs belong to which group; unused parameters have none."""
+        staged, plan = self.plan.staged, self.plan
+        unused = staged.unused(self.present)
+        owner = {
+            start + i: (g, i)
+            for g, (start, _) in enumerate(plan._spans())
+            for i in range(plan.sizes[g])
+        }
+        self.of_group: dict[int, dict[int, int]] = {g: {} for g in range(len(plan.uses))}
+        self.of_input: list[tuple[int, int]] = []
+        for output, position in enumerate(staged.differentiated):
+            if output in unused:
+                continue
+            if position in owner:
+                group, index = owner[position]
+                self.of_group[group][index] = output
+            else:
+                self.of_input.append((position, output))
+        self.outputs: list[tuple[Any, ...]] = []
+        for g, reduction in enumerate(self.reductions):
+            kind = "piece" if reduction.sync else "whole"
+            self.outputs += [(kind, g, i) for i in self._indices(g)]
+        self.outputs += [("input", position) for position, _ in self.of_input]
+
+    def _indices(self, group: int) -> list[int]:
+        """Parameters of ``group`` that have a gradient to return."""
+        waiting = self.reductions[group].waiting
+        return sorted({*self.of_group[group], *waiting})
+
+    def _run(self, *inputs: Any) -> list[Any]:
+        plan, staged, rest = self.plan, self.plan.staged, list(inputs)
+        arrays: list[list[Any]] = [[] for _ in plan.uses]
+        for g in plan.needed_groups:
+            arrays[g] = [rest.pop(0) for _ in range(plan.sizes[g])]
+        others: list[Any] = [None] * len(staged.forward.invars)
+        for i in plan.reused:
+            others[i] = _unpacked(rest.pop(0), staged.forward.invars[i])
+        kept = {v: _unpacked(rest.pop(0), v) for v in plan.kept}
+        given = self.pull_back.invars[len(staged.residuals) :]
+        cotangents = [_unpacked(rest.pop(0), v) for v in given]
+        waiting = [[rest.pop(0) for _ in r.waiting] for r in self.reductions]
+        values, lazy = plan._lazy_wholes(arrays, lambda g: plan.uses[g].kept)
+        forward = Evaluation(staged.forward, [*values, *others[plan.num_wholes :]], lazy)
+        return self._pull_back(forward, kept, cotangents, waiting)
+
+    def _pull_back(
+        self, forward: Evaluation, kept: Any, cotangents: list[Any], waiting: list[list[Any]]
+    ) -> list[Any]:
+        residuals = self.plan.staged.residuals
+        values = [kept.get(v) if not isinstance(v, Literal) else v.val for v in residuals]
+        lazy = {
+            i: (lambda v=v: forward.demand(v))
+            for i, v in enumerate(residuals)
+            if not isinstance(v, Literal) and v not in kept
+        }
+        evaluation = Evaluation(self.pull_back, [*values, *cotangents], lazy)
+        reduced: dict[int, list[Any]] = {}
+        todo = self._gradients_to_come()
+
+        def on_value(v: Any) -> None:
+            for g in todo.pop(v, ()):
+                self._pending[g] -= 1
+                if self._pending[g] == 0:
+                    reduced[g] = self._reduce(g, evaluation, waiting[g])
+
+        evaluation.run(on_value)
+        results: list[Any] = []
+        for g in range(len(self.reductions)):
+            results += reduced[g] if g in reduced else self._reduce(g, evaluation, waiting[g])
+        return results + [
+            evaluation.value(self.pull_back.outvars[output]) for _, output in self.of_input
+        ]
+
+    def _gradients_to_come(self) -> dict[Any, list[int]]:
+        """Which groups wait for which variable; a group is reduced when none is left."""
+        made = {v for eqn in self.pull_back.eqns for v in eqn.outvars}
+        todo: dict[Any, list[int]] = {}
+        self._pending = {}
+        for g, outputs in self.of_group.items():
+            variables = {self.pull_back.outvars[o] for o in outputs.values()} & made
+            self._pending[g] = len(variables)
+            for v in variables:
+                todo.setdefault(v, []).append(g)
+        return todo
+
+    def _reduce(self, group: int, evaluation: Evaluation, waiting: list[Any]) -> list[Any]:
+        reduction, indices = self.reductions[group], self._indices(group)
+        earlier = dict(zip(reduction.waiting, waiting, strict=True))
+        grads = []
+        for i in indices:
+            parts = [earlier[i]] if i in earlier else []
+            if i in self.of_group[group]:
+                parts.append(evaluation.value(self.pull_back.outvars[self.of_group[group][i]]))
+            grads.append(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+        if not reduction.sync:
+            return grads
+        return reduce(self.plan.uses[group].spec, indices, grads)
+
+
+def _unpacked(x: Any, v: Any) -> Any:
+    """Takes away the dim that `_packed` gave to a scalar."""
+    return x.reshape(()) if v.aval.ndim == 0 else x
+
+
+def _packed(fn: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+    """``fn`` with scalars in its results given a dim, which carries the mesh axes."""
+
+    def run(*inputs: Any) -> list[Any]:
+        return [jnp.asarray(x).reshape(1) if jnp.ndim(x) == 0 else x for x in fn(*inputs)]
+
+    run.__name__ = fn.__name__.strip("_")
+    return run

@@ -1,0 +1,1 @@
+"""The functions behind ``nn.functional``, one family a file."""

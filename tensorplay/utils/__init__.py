@@ -1,0 +1,3 @@
+"""Utilities, as ``torch.utils``."""
+
+from . import data as data
