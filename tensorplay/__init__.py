@@ -195,6 +195,138 @@ from ._ops.random import set_rng_state as set_rng_state
 from .nn._functional.toplevel import dropout as dropout
 from .nn._functional.toplevel import log_softmax as log_softmax
 from .nn._functional.toplevel import softmax as softmax
+from ._ops.compare import allclose as allclose
+from ._ops.compare import can_cast as can_cast
+from ._ops.compare import detach as detach
+from ._ops.compare import equal as equal
+from ._ops.compare import is_complex as is_complex
+from ._ops.compare import is_floating_point as is_floating_point
+from ._ops.compare import is_nonzero as is_nonzero
+from ._ops.compare import is_tensor as is_tensor
+from ._ops.compare import isclose as isclose
+from ._ops.compare import numel as numel
+from ._ops.compare import result_type as result_type
+from ._ops.creation import BFloat16Tensor as BFloat16Tensor
+from ._ops.creation import BoolTensor as BoolTensor
+from ._ops.creation import ByteTensor as ByteTensor
+from ._ops.creation import CharTensor as CharTensor
+from ._ops.creation import DoubleTensor as DoubleTensor
+from ._ops.creation import FloatTensor as FloatTensor
+from ._ops.creation import HalfTensor as HalfTensor
+from ._ops.creation import IntTensor as IntTensor
+from ._ops.creation import LongTensor as LongTensor
+from ._ops.creation import ShortTensor as ShortTensor
+from ._ops.creation import logspace as logspace
+from ._ops.math import bitwise_left_shift as bitwise_left_shift
+from ._ops.math import bitwise_right_shift as bitwise_right_shift
+from ._ops.math import clamp_max as clamp_max
+from ._ops.math import clamp_min as clamp_min
+from ._ops.math import complex as complex
+from ._ops.math import copysign as copysign
+from ._ops.math import deg2rad as deg2rad
+from ._ops.math import digamma as digamma
+from ._ops.math import erfc as erfc
+from ._ops.math import float_power as float_power
+from ._ops.math import fmax as fmax
+from ._ops.math import fmin as fmin
+from ._ops.math import hypot as hypot
+from ._ops.math import isneginf as isneginf
+from ._ops.math import isposinf as isposinf
+from ._ops.math import isreal as isreal
+from ._ops.math import lgamma as lgamma
+from ._ops.math import logaddexp as logaddexp
+from ._ops.math import logit as logit
+from ._ops.math import positive as positive
+from ._ops.math import rad2deg as rad2deg
+from ._ops.math import sgn as sgn
+from ._ops.math import signbit as signbit
+from ._ops.math import sinc as sinc
+from ._ops.math import true_divide as true_divide
+from ._ops.math import view_as_complex as view_as_complex
+from ._ops.math import view_as_real as view_as_real
+from ._ops.math import xlogy as xlogy
+from ._ops.reduce import aminmax as aminmax
+from ._ops.reduce import count_nonzero as count_nonzero
+from ._ops.reduce import cummax as cummax
+from ._ops.reduce import cummin as cummin
+from ._ops.reduce import diff as diff
+from ._ops.reduce import dist as dist
+from ._ops.reduce import logcumsumexp as logcumsumexp
+from ._ops.reduce import nanmean as nanmean
+from ._ops.reduce import nansum as nansum
+from ._ops.reduce import quantile as quantile
+from ._ops.reduce import std_mean as std_mean
+from ._ops.reduce import var_mean as var_mean
+from ._ops.sorting import bincount as bincount
+from ._ops.sorting import bucketize as bucketize
+from ._ops.sorting import isin as isin
+from ._ops.sorting import kthvalue as kthvalue
+from ._ops.sorting import median as median
+from ._ops.sorting import msort as msort
+from ._ops.sorting import searchsorted as searchsorted
+from ._ops.sorting import unique as unique
+from ._ops.sorting import unique_consecutive as unique_consecutive
+from ._ops.views import adjoint as adjoint
+from ._ops.views import atleast_1d as atleast_1d
+from ._ops.views import atleast_2d as atleast_2d
+from ._ops.views import atleast_3d as atleast_3d
+from ._ops.views import broadcast_shapes as broadcast_shapes
+from ._ops.views import broadcast_tensors as broadcast_tensors
+from ._ops.views import broadcast_to as broadcast_to
+from ._ops.views import hsplit as hsplit
+from ._ops.views import moveaxis as moveaxis
+from ._ops.views import ravel as ravel
+from ._ops.views import split_with_sizes as split_with_sizes
+from ._ops.views import swapaxes as swapaxes
+from ._ops.views import swapdims as swapdims
+from ._ops.views import tensor_split as tensor_split
+from ._ops.views import vsplit as vsplit
+from ._ops.join import block_diag as block_diag
+from ._ops.join import cartesian_prod as cartesian_prod
+from ._ops.join import column_stack as column_stack
+from ._ops.join import combinations as combinations
+from ._ops.join import concatenate as concatenate
+from ._ops.join import diag_embed as diag_embed
+from ._ops.join import diagflat as diagflat
+from ._ops.join import dstack as dstack
+from ._ops.join import fliplr as fliplr
+from ._ops.join import flipud as flipud
+from ._ops.join import hstack as hstack
+from ._ops.join import meshgrid as meshgrid
+from ._ops.join import rot90 as rot90
+from ._ops.join import row_stack as row_stack
+from ._ops.join import tile as tile
+from ._ops.join import tril_indices as tril_indices
+from ._ops.join import triu_indices as triu_indices
+from ._ops.join import vstack as vstack
+from ._ops.linalg import addmv as addmv
+from ._ops.linalg import baddbmm as baddbmm
+from ._ops.linalg import cross as cross
+from ._ops.linalg import ger as ger
+from ._ops.linalg import inner as inner
+from ._ops.linalg import kron as kron
+from ._ops.linalg import matrix_power as matrix_power
+from ._ops.linalg import tensordot as tensordot
+from ._ops.linalg import trace as trace
+from ._ops.linalg import vdot as vdot
+from ._ops.indexing import argwhere as argwhere
+from ._ops.indexing import index_copy as index_copy
+from ._ops.indexing import index_fill as index_fill
+from ._ops.indexing import index_put as index_put
+from ._ops.indexing import masked_scatter as masked_scatter
+from ._ops.indexing import scatter_reduce as scatter_reduce
+from ._ops.indexing import select_scatter as select_scatter
+from ._ops.indexing import slice_scatter as slice_scatter
+from ._ops.indexing import take as take
+from ._ops.random import randint_like as randint_like
+from ._device import get_num_threads as get_num_threads
+from ._device import set_num_threads as set_num_threads
+from ._printing import set_printoptions as set_printoptions
+from ._ops.methods import clone as clone
+from math import e as e
+from math import inf as inf
+from math import nan as nan
+from math import pi as pi
 from ._tensor import Size as Size
 from ._tensor import Tensor as Tensor
 from ._version import __version__ as __version__
@@ -206,9 +338,17 @@ from .autograd import no_grad as no_grad
 from .autograd import set_grad_enabled as set_grad_enabled
 
 absolute = abs
-arccos, arcsin, arctan = acos, asin, atan
-clip = clamp
+arccos, arcsin, arctan, arctan2 = acos, asin, atan, atan2
+arccosh, arcsinh, arctanh = acosh, asinh, atanh
+clip, fix, negative = clamp, trunc, neg
 divide, multiply, subtract = div, mul, sub
-double, float, half = float64, float32, float16
+greater, greater_equal, less, less_equal, not_equal = gt, ge, lt, le, ne
+cdouble, cfloat, double, float, half = complex128, complex64, float64, float32, float16
 int, long, short = int32, int64, int16
 strided = "strided"
+contiguous_format, preserve_format, channels_last = (
+    "contiguous_format",
+    "preserve_format",
+    "channels_last",
+)
+newaxis = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ class device:
         RuntimeError: the type is none of the above.
     """
 
-    __slots__ = ("type", "index", "_outer")
+    __slots__ = ("_outer", "index", "type")
 
     def __init__(self, type: str | device | int, index: int | None = None) -> None:
         if isinstance(type, device):
@@ -107,3 +108,18 @@ def _matches(candidate: Any, target: device) -> bool:
 def _default_jax_device() -> Any:
     chosen = jax.config.jax_default_device
     return jax.local_devices()[0] if chosen is None or isinstance(chosen, str) else chosen
+
+
+_threads = {"intra": os.cpu_count() or 1}
+
+
+def get_num_threads() -> int:
+    """The number given to ``set_num_threads``, or the machine's number of CPUs."""
+    return _threads["intra"]
+
+
+def set_num_threads(count: int) -> None:
+    """Remembers ``count``. XLA sizes its thread pool when it starts; this does not change it."""
+    if count <= 0:
+        raise RuntimeError("set_num_threads expects a positive integer")
+    _threads["intra"] = int(count)

@@ -57,15 +57,15 @@ float64 = dtype("float64", np.float64, "DoubleTensor")
 complex64 = dtype("complex64", np.complex64, "ComplexFloatTensor")
 complex128 = dtype("complex128", np.complex128, "ComplexDoubleTensor")
 
-_ALL = (
+ALL = (
     bool_, uint8, int8, int16, int32, int64,
     float16, bfloat16, float32, float64, complex64, complex128,
 )  # fmt: skip
-_BY_NUMPY = {d.numpy: d for d in _ALL}
-_BY_NAME = {d.name: d for d in _ALL}
+_BY_NUMPY = {d.numpy: d for d in ALL}
+_BY_NAME = {d.name: d for d in ALL}
 _CATEGORY = {
     d.numpy: 3 if d.is_complex else 2 if d.is_floating_point else 0 if d is bool_ else 1
-    for d in _ALL
+    for d in ALL
 }
 
 

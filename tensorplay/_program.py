@@ -143,9 +143,9 @@ class Evaluation:
 
     def _apply(self, eqn: Any) -> None:
         inputs = [self.value(v) for v in eqn.invars]
-        subfuns, params = eqn.primitive.get_bind_params(eqn.params)
+        params = eqn.primitive.get_bind_params(eqn.params)
         with eqn.ctx.manager:
-            results = eqn.primitive.bind(*subfuns, *inputs, **params)
+            results = eqn.primitive.bind(*inputs, **params)
         if not eqn.primitive.multiple_results:
             results = [results]
         self._values.update(zip(eqn.outvars, results, strict=True))

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from . import _views
+from . import _printing, _views
 from ._device import device, device_of
-from ._dtypes import dtype, from_numpy_dtype
+from ._dtypes import bool_, dtype, from_numpy_dtype, get_default_dtype, int64
 from ._graph import Edge, Node, RemovableHandle, add_hook, run_backward
 from ._state import state
 
@@ -64,8 +64,8 @@ class Storage:
 class Tensor:
     """A multi-dimensional array with torch's semantics over a jax array.
 
-    ``Tensor(data)`` makes a float tensor from nested sequences, as ``torch.Tensor`` does;
-    ``tensorplay.tensor`` keeps the data's own dtype.
+    ``Tensor(data)`` makes a float tensor from nested sequences and ``Tensor(2, 3)`` one of that
+    shape, as ``torch.Tensor`` does; ``tensorplay.tensor`` keeps the data's own dtype.
     """
 
     _storage: Storage
@@ -94,8 +94,8 @@ class Tensor:
     _guarded: bool = False
     __array_priority__ = 1000
 
-    def __init__(self, data: Any = ()) -> None:
-        from_data = _construct(data)
+    def __init__(self, *data: Any) -> None:
+        from_data = _construct(*data)
         self._storage = from_data._storage
         self._chain = from_data._chain
 
@@ -117,6 +117,8 @@ class Tensor:
 
     def dim(self) -> int:
         return len(self._array_shape())
+
+    ndimension = dim
 
     def size(self, dim: int | None = None) -> Any:
         shape = self.shape
@@ -158,6 +160,13 @@ class Tensor:
         return device_of(next(iter(array.devices())))
 
     @property
+    def layout(self) -> str:
+        return "strided"
+
+    is_sparse = False
+    is_quantized = False
+
+    @property
     def is_meta(self) -> bool:
         return type(self._storage.array) is Meta
 
@@ -189,6 +198,17 @@ class Tensor:
     def is_inference(self) -> bool:
         """Whether the tensor was made in inference mode."""
         return self._inference
+
+    def is_nonzero(self) -> bool:
+        """Whether the only element is not zero."""
+        return bool(self)
+
+    def is_signed(self) -> bool:
+        return self.dtype.is_signed
+
+    def get_device(self) -> int:
+        """The index of the device, -1 for the CPU."""
+        return -1 if self.device.index is None else self.device.index
 
     def data_ptr(self) -> int:
         """A number for the place of the first element: equal for aliases only (no address)."""
@@ -313,22 +333,31 @@ class Tensor:
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec and self.ndim == 0 else format(repr(self), spec)
 
+    def __contains__(self, element: Any) -> bool:
+        return bool((self._host() == getattr(element, "_host", lambda: element)()).any())
+
     def __repr__(self) -> str:
-        if self.is_meta:
-            text = f"..., device='meta', size={tuple(self.shape)}"
-        elif isinstance(self._storage.array, jax.core.Tracer):
-            text = f"..., size={tuple(self.shape)}, traced"
+        prefix, suffixes = "tensor(", []
+        if self.is_meta or isinstance(self._storage.array, jax.core.Tracer):
+            text = "..."
+            suffixes.append("device='meta'" if self.is_meta else "traced")
+            suffixes.append(f"size={tuple(self.shape)}")
         else:
-            text = np.array2string(
-                _printable(self._host()), separator=", ", precision=4, prefix="tensor("
-            )
-        if self.dtype.name not in ("float32", "int64", "bool"):
-            text += f", dtype={self.dtype}"
-        if self._grad_fn is not None:
-            text += f", grad_fn=<{self._grad_fn.name()}>"
+            text = _printing.values_text(self._host(), len(prefix))
+            if self.device.type != "cpu":
+                suffixes.append(f"device='{self.device}'")
+            if self.numel() == 0 and self.ndim != 1:
+                suffixes.append(f"size={tuple(self.shape)}")
+        implied = (get_default_dtype(), int64, bool_) if self.numel() else (get_default_dtype(),)
+        if self.dtype not in implied and not self.is_complex():
+            suffixes.append(f"dtype={self.dtype}")
+        elif self.is_complex() and self.dtype.itemsize != 2 * get_default_dtype().itemsize:
+            suffixes.append(f"dtype={self.dtype}")
+        if self.grad_fn is not None:
+            suffixes.append(f"grad_fn=<{self.grad_fn.name()}>")
         elif self.requires_grad:
-            text += ", requires_grad=True"
-        return f"tensor({text})"
+            suffixes.append("requires_grad=True")
+        return _printing.with_suffixes(prefix + text, suffixes, len(prefix))
 
     # --- autograd ----------------------------------------------------------------------------
 
@@ -671,10 +700,6 @@ def to_host(array: Any) -> np.ndarray:
         raise
 
 
-def _printable(value: np.ndarray) -> np.ndarray:
-    return value.astype(np.float32) if value.dtype.kind == "V" else value
-
-
 def wrap_dim(dim: int, ndim: int) -> int:
     """``dim`` counted from the front.
 
@@ -794,11 +819,11 @@ def _ones_like(tensor: Tensor) -> Tensor:
         return wrap(jax.numpy.ones(tensor._array_shape(), tensor._storage.array.dtype))
 
 
-_construct: Callable[[Any], Tensor]
+_construct: Callable[..., Tensor]
 _replay_view: Callable[[Tensor, _views.Chain], Tensor]
 
 
-def install(construct: Callable[[Any], Tensor], replay_view: Callable[..., Tensor]) -> None:
+def install(construct: Callable[..., Tensor], replay_view: Callable[..., Tensor]) -> None:
     """Gives this file the two ops it needs, from the layer above that owns ops."""
     global _construct, _replay_view
     _construct, _replay_view = construct, replay_view

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from .._device import get_default_device, jax_device
 from .._dtypes import dtype as Dtype
 from .._dtypes import from_numpy_dtype, get_default_dtype
 from .._state import state
-from .._tensor import Meta, Tensor, wrap
+from .._tensor import Meta, Size, Tensor, wrap
 from .primitive import Primitive
 from .views import as_sizes
 
@@ -53,9 +53,15 @@ def _numpy_of(data: Any) -> np.ndarray:
     if isinstance(data, (list, tuple)) and any(isinstance(d, (Tensor, list, tuple)) for d in data):
         data = [_plain(d) for d in data]
     value = np.asarray(data)
-    if value.dtype == object:
-        raise TypeError(f"can't convert data of type {type(data).__name__} to a tensor")
+    if value.dtype.kind in "OUS":
+        raise RuntimeError(f"Could not infer dtype of {_innermost(data)}")
     return value
+
+
+def _innermost(data: Any) -> str:
+    while isinstance(data, (list, tuple)) and data:
+        data = data[0]
+    return type(data).__name__
 
 
 def _plain(data: Any) -> Any:
@@ -71,7 +77,7 @@ def _inferred(data: Any, value: np.ndarray) -> Any:
     if value.dtype == np.float64:
         return get_default_dtype().numpy
     if value.dtype == np.complex128:
-        return np.dtype(np.complex64)
+        return np.dtype(np.complex128 if get_default_dtype() is _dtypes.float64 else np.complex64)
     if value.size == 0:
         return get_default_dtype().numpy
     return from_numpy_dtype(value.dtype).numpy
@@ -179,22 +185,22 @@ def _like(x: Tensor, value: Any, dtype: Dtype | None, device: DeviceLike, grad: 
     return _sized(value, x._array_shape(), (dtype or x.dtype).numpy, place, grad)
 
 
-def zeros_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def zeros_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, memory_format: Any = None) -> Tensor:
     """Zeros in the shape and dtype of ``input``."""
     return _like(input, 0, dtype, device, requires_grad)
 
 
-def ones_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def ones_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, memory_format: Any = None) -> Tensor:
     """Ones in the shape and dtype of ``input``."""
     return _like(input, 1, dtype, device, requires_grad)
 
 
-def full_like(input: Tensor, fill_value: Any, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def full_like(input: Tensor, fill_value: Any, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, memory_format: Any = None) -> Tensor:
     """``fill_value`` in the shape and dtype of ``input``."""
     return _like(input, fill_value, dtype, device, requires_grad)
 
 
-def empty_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def empty_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, memory_format: Any = None) -> Tensor:
     """As ``zeros_like``; the values are not to be relied on."""
     return _like(input, 0, dtype, device, requires_grad)
 
@@ -204,6 +210,10 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Dtype | None = 
     if end is None:
         start, end = 0, start
     start, end, step = (v.item() if isinstance(v, Tensor) else v for v in (start, end, step))
+    if step == 0:
+        raise RuntimeError("step must be nonzero")
+    if (end - start) * step < 0:
+        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     if dtype is None:
         whole = all(isinstance(v, (int, np.integer)) for v in (start, end, step))
         dtype = _dtypes.int64 if whole else get_default_dtype()
@@ -217,17 +227,47 @@ def linspace(start: float, end: float, steps: int, *, dtype: Dtype | None = None
     return from_values(np.linspace(start, end, steps).astype(found), found, device, requires_grad)
 
 
+def logspace(start: float, end: float, steps: int, base: float = 10.0, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+    """``base`` to the power of ``steps`` values evenly spaced from ``start`` to ``end``."""
+    found = _or_default(dtype)
+    values = base ** np.linspace(start, end, steps)
+    return from_values(values.astype(found), found, device, requires_grad)
+
+
 def eye(n: int, m: int | None = None, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Ones on the diagonal, zeros elsewhere."""
     found = _or_default(dtype)
     return from_values(np.eye(n, m).astype(found), found, device, requires_grad)
 
 
-def construct(data: Any) -> Tensor:
-    """What ``Tensor(data)`` holds: a float tensor, as ``torch.Tensor`` makes."""
-    if isinstance(data, Tensor):
-        return data
-    return from_values(np.asarray(data), get_default_dtype().numpy, None)
+def construct(*data: Any, dtype: Dtype | None = None) -> Tensor:
+    """What ``Tensor(data)`` or ``Tensor(*sizes)`` holds: a float tensor, as torch makes it."""
+    if len(data) == 1 and isinstance(data[0], Tensor):
+        return data[0]
+    if all(isinstance(d, int) for d in data) and data or len(data) == 1 and type(data[0]) is Size:
+        return zeros(*data, dtype=dtype)
+    return from_values(_numpy_of(data[0] if data else ()), _or_default(dtype), None)
+
+
+def _constructor(dtype: Dtype) -> Callable[..., Tensor]:
+    def make(*data: Any) -> Tensor:
+        return construct(*data, dtype=dtype)
+
+    make.__name__ = dtype.tensor_type
+    make.__doc__ = f"A {dtype} tensor from nested sequences, or of the given sizes."
+    return make
+
+
+FloatTensor = _constructor(_dtypes.float32)
+DoubleTensor = _constructor(_dtypes.float64)
+HalfTensor = _constructor(_dtypes.float16)
+BFloat16Tensor = _constructor(_dtypes.bfloat16)
+LongTensor = _constructor(_dtypes.int64)
+IntTensor = _constructor(_dtypes.int32)
+ShortTensor = _constructor(_dtypes.int16)
+CharTensor = _constructor(_dtypes.int8)
+ByteTensor = _constructor(_dtypes.uint8)
+BoolTensor = _constructor(_dtypes.bool_)
 
 
 move = Primitive(lambda x: x, "to_device", elementwise=True)

@@ -7,12 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from .. import _views
-from .._dtypes import category
+from .._dtypes import category, scalar_name
 from .._state import state
 from .._tensor import Tensor
 from . import math
 from .primitive import PrimitiveNode, primitive
-from .views import expand
+from .views import diagonal, expand
 
 
 @primitive("copy_slices")
@@ -93,7 +93,8 @@ def _fitted(x: Tensor, value: Tensor) -> Tensor:
     if own != new:
         if category(new) > category(own):
             raise RuntimeError(
-                f"result type {value.dtype} can't be cast to the desired output type {x.dtype}"
+                f"result type {scalar_name(value.dtype)} can't be cast to the desired output type "
+                f"{scalar_name(x.dtype)}"
             )
         value = math.to_dtype(value, x.dtype)
     if value._array_shape() != x._array_shape():
@@ -134,3 +135,23 @@ def fill_(x: Tensor, value: Any) -> Tensor:
 def zero_(x: Tensor) -> Tensor:
     """Every element becomes zero."""
     return fill_(x, 0)
+
+
+def reshaped_(x: Tensor, view: Tensor) -> Tensor:
+    """Makes ``x`` itself the view ``view`` of it, as ``unsqueeze_`` and the like do."""
+    if x.requires_grad and x.is_leaf and state.grad_enabled:
+        raise RuntimeError(
+            "a leaf Variable that requires grad is being used in an in-place operation."
+        )
+    x._chain, x._cached = view._chain, view._cached
+    if x._base is not None:
+        x._base_chain, x._base_epoch = view._base_chain, view._base_epoch
+    if view._grad_fn is not None:
+        x._set_history(view._grad_fn, view._output_nr, True)
+    return x
+
+
+def fill_diagonal_(x: Tensor, fill_value: float) -> Tensor:
+    """The diagonal becomes ``fill_value``."""
+    fill_(diagonal(x), fill_value)
+    return x

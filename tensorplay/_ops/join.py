@@ -186,8 +186,6 @@ def meshgrid(*tensors: Any, indexing: str = "ij") -> tuple[Tensor, ...]:
         expand(reshape(t, [n if d == i else 1 for d, n in enumerate(sizes)]), sizes)
         for i, t in enumerate(flat)
     ]
-    if swap:
-        grids = [g.transpose(0, 1) for g in grids]
     return tuple(grids[order.index(i)] for i in range(len(tensors)))
 
 

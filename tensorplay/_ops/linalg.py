@@ -118,6 +118,13 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
     return _matmul(input, other)
 
 
+def matmul_operator(input: Any, other: Any) -> Any:
+    """``input @ other``; leaves it to ``other`` where that is no tensor."""
+    if not isinstance(input, Tensor) or not isinstance(other, Tensor):
+        return NotImplemented
+    return matmul(input, other)
+
+
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """Product of two matrices."""
     for name, x in (("self", input), ("mat2", mat2)):

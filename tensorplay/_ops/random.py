@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _dtypes
+from .._device import device as Device
 from .._dtypes import dtype as Dtype
 from .._state import state
 from .._tensor import Tensor, wrap
@@ -29,7 +30,7 @@ class Generator:
     """A stream of random numbers, as ``torch.Generator``."""
 
     def __init__(self, device: DeviceLike = "cpu") -> None:
-        self.device = device
+        self.device = Device(device or "cpu")
         self._seed = int.from_bytes(os.urandom(7), "little")
         self._offset = 0
         self.stream = 0
@@ -147,7 +148,14 @@ _permutation = _drawn("randperm", lambda key, *, n: jax.random.permutation(key, 
 _bernoulli = _drawn(
     "bernoulli", lambda key, p, *, shape, dtype: jax.random.bernoulli(key, p, shape).astype(dtype)
 )
-_categorical = _drawn("multinomial", lambda key, p, *, n, replacement: _choose(key, p, n, replacement))
+_exponential = _drawn(
+    "exponential",
+    lambda key, rate, *, shape, dtype: jax.random.exponential(key, shape, dtype)
+    / jnp.asarray(rate).astype(dtype),
+)
+_categorical = _drawn(
+    "multinomial", lambda key, p, *, n, replacement: _choose(key, p, n, replacement)
+)
 
 
 def _choose(key: Any, p: Any, n: int, replacement: bool) -> Any:
@@ -194,14 +202,24 @@ def randn(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, req
     return _new(_normal, (0.0, 1.0), as_sizes(size), _or_default(dtype), device, requires_grad, generator)
 
 
-def randint(low: int, high: Any = None, size: Any = None, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:
+def randint(low: int = 0, high: Any = None, size: Any = None, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:
     """Integers from ``low`` (0 if left out) to ``high``, exclusive."""
     if size is None:
         low, high, size = 0, low, high
     if low >= high:
-        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+        raise RuntimeError(
+            f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )
     found = (dtype or _dtypes.int64).numpy
     return _new(_integers, (int(low), int(high)), as_sizes((size,)), found, device, requires_grad, generator)
+
+
+def randint_like(input: Tensor, low: int, high: int | None = None, *, dtype: Dtype | None = None, device: DeviceLike = None) -> Tensor:
+    """Integers from ``low`` (0 if ``high`` is left out) to ``high`` in the shape of ``input``."""
+    low, high = (0, low) if high is None else (low, high)
+    found = dtype or input.dtype
+    whole = found if not found.is_floating_point else None
+    return randint(low, high, input.shape, dtype=whole, device=device).to(found)
 
 
 def rand_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
@@ -280,7 +298,20 @@ def bernoulli_(x: Tensor, p: float = 0.5, *, generator: Generator | None = None)
     return _fill(x, _bernoulli, (float(p),), generator)
 
 
-def random_(x: Tensor, low: int, high: int, *, generator: Generator | None = None) -> Tensor:
-    """Fills with integers of [low, high)."""
-    value = randint(low, high, x.shape, generator=generator)
+def random_(x: Tensor, from_: int = 0, to: int | None = None, *, generator: Generator | None = None) -> Tensor:
+    """Fills with integers of [from_, to); one argument is ``to``, none the dtype's whole range."""
+    if to is None:
+        from_, to = 0, from_ or _largest(x) + 1
+    value = randint(from_, to, x.shape, generator=generator)
     return assign(x, value.to(x.dtype))
+
+
+def _largest(x: Tensor) -> int:
+    if x.is_floating_point():
+        return 2 ** {"float16": 11, "bfloat16": 8, "float64": 53}.get(x.dtype.name, 24)
+    return 1 if x.dtype.name == "bool" else min(_dtypes.iinfo(x.dtype).max, 2**63 - 2)
+
+
+def exponential_(x: Tensor, lambd: float = 1, *, generator: Generator | None = None) -> Tensor:
+    """Fills with exponential values of rate ``lambd``."""
+    return _fill(x, _exponential, (float(lambd),), generator)

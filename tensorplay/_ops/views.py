@@ -177,9 +177,9 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Dims ``start_dim`` to ``end_dim`` as one."""
     sizes = x._array_shape()
+    start, end = wrap_dim(start_dim, len(sizes)), wrap_dim(end_dim, len(sizes))
     if not sizes:
         return reshape(x, 1)
-    start, end = wrap_dim(start_dim, len(sizes)), wrap_dim(end_dim, len(sizes))
     if start > end:
         raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
     merged = math.prod(sizes[start : end + 1])
@@ -349,7 +349,9 @@ def chunk(x: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     if chunks < 1:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     size = x._array_shape()[wrap_dim(dim, x.dim())]
-    return split(x, max(1, -(-size // chunks)), dim)
+    if size == 0:
+        return split(x, [0] * chunks, dim)
+    return split(x, -(-size // chunks), dim)
 
 
 def tensor_split(x: Tensor, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:

@@ -25,3 +25,6 @@ from ._process_group import new_group as new_group
 from ._rank_threads import run_ranks as run_ranks
 from .device_mesh import DeviceMesh as DeviceMesh
 from .device_mesh import init_device_mesh as init_device_mesh
+from ._registrations import register as _register
+
+_register()

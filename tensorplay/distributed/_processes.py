@@ -131,7 +131,7 @@ class ProcessJob:
             self._relay = Relay(host, service_port)
             coordinator = self._relay.address
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        with _recoverable(), quiet_libraries():
+        with _jax_options(), quiet_libraries():
             jax.distributed.initialize(
                 coordinator,
                 self.address.world_size,
@@ -231,14 +231,21 @@ def _abandon_jax() -> None:
 
 
 @contextlib.contextmanager
-def _recoverable() -> Iterator[None]:
-    """Keep JAX from aborting the other processes when one is gone: `_failures` ends them."""
-    before = jax.config.jax_enable_recoverability  # type: ignore[attr-defined]
-    jax.config.update("jax_enable_recoverability", True)
+def _jax_options() -> Iterator[None]:
+    """What ``jax.distributed.initialize`` reads from JAX's configuration, restored afterwards.
+
+    Recoverable: a process that dies does not make JAX abort the others; `_failures` ends them.
+    No preemption service: it would catch SIGTERM, and a process could not be stopped by it.
+    """
+    wanted = {"jax_enable_recoverability": True, "jax_enable_preemption_service": False}
+    before = {name: getattr(jax.config, name) for name in wanted}
     try:
+        for name, value in wanted.items():
+            jax.config.update(name, value)
         yield
     finally:
-        jax.config.update("jax_enable_recoverability", before)
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def _connect_devices(devices: tuple[jax.Device, ...], rank: int) -> None:

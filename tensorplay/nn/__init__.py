@@ -7,6 +7,7 @@ from ._activations import CELU as CELU
 from ._activations import ELU as ELU
 from ._activations import GELU as GELU
 from ._activations import GLU as GLU
+from ._activations import SELU as SELU
 from ._activations import Hardsigmoid as Hardsigmoid
 from ._activations import Hardswish as Hardswish
 from ._activations import Hardtanh as Hardtanh
@@ -17,9 +18,8 @@ from ._activations import Mish as Mish
 from ._activations import PReLU as PReLU
 from ._activations import ReLU as ReLU
 from ._activations import ReLU6 as ReLU6
-from ._activations import SELU as SELU
-from ._activations import SiLU as SiLU
 from ._activations import Sigmoid as Sigmoid
+from ._activations import SiLU as SiLU
 from ._activations import Softmax as Softmax
 from ._activations import Softmin as Softmin
 from ._activations import Softplus as Softplus
@@ -35,6 +35,7 @@ from ._containers import Sequential as Sequential
 from ._dropout import Dropout as Dropout
 from ._flatten import Flatten as Flatten
 from ._flatten import Unflatten as Unflatten
+from ._functional.toplevel import attach_methods
 from ._linear import Identity as Identity
 from ._linear import Linear as Linear
 from ._losses import BCELoss as BCELoss
@@ -55,6 +56,5 @@ from ._normalization import RMSNorm as RMSNorm
 from ._parameter import Buffer as Buffer
 from ._parameter import Parameter as Parameter
 from ._sparse import Embedding as Embedding
-from ._functional.toplevel import attach_methods
 
 attach_methods()

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from .._tensor import Tensor
 from ._arithmetic import check_implementation, check_not_negative, needs_guard, ratio
 from ._optimizer import ParamGroup, ParamsT
-from ._update import Arrays, RuleOptimizer, StepCounts
+from ._step_counts import StepCounts
+from ._update import Arrays, RuleOptimizer
 
 
 class _Options(NamedTuple):

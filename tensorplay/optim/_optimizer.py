@@ -16,7 +16,7 @@ import numpy as np
 
 from .._dtypes import float32
 from .._graph import RemovableHandle, add_hook
-from .._ops.creation import tensor, zeros_like
+from .._ops.creation import full_like, tensor
 from .._state import state as thread_state
 from .._tensor import Tensor
 
@@ -258,6 +258,16 @@ class Optimizer:
         return handle
 
 
+def state_like(param: Any, value: complex, dtype: Any = None) -> Tensor:
+    """A tensor full of ``value`` in the shape, dtype and place of ``param``."""
+    out = full_like(param, value, dtype=dtype)
+    if param._layout is None and not param.is_meta:
+        place = param._storage.array.sharding
+        if out._storage.array.sharding != place:
+            out._storage.array = jax.device_put(out._storage.array, place)
+    return out
+
+
 def _no_hooks() -> dict[str, OrderedDict[int, Callable[..., Any]]]:
     return {kind: OrderedDict() for kind in _HOOK_KINDS}
 
@@ -356,7 +366,7 @@ def _loaded(param: Any, value: Any, key: Any) -> Any:
 
 def _placed(param: Tensor, value: Any, dtype: Any) -> Tensor:
     value = value.detach() if dtype is None else value.detach().to(dtype)
-    out = zeros_like(param, dtype=value.dtype, device=param.device)
+    out = state_like(param, 0, value.dtype)
     with jax.enable_x64(True):
         if value._layout is not None:
             out._storage.array = jnp.copy(value._storage.array)

@@ -14,7 +14,6 @@ gradient and the state. A rule must leave them so: it gets zeros there, and must
 from __future__ import annotations
 
 import functools
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
@@ -24,11 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._device import device, jax_device
-from .._ops.creation import full_like
-from .._tensor import Storage, Tensor, wrap
+from .._tensor import Tensor
 from ..autograd import enable_grad
-from ._optimizer import Optimizer, ParamGroup
+from ._donation import alike, array_of, sole, store
+from ._optimizer import Optimizer, ParamGroup, state_like
+from ._step_counts import StepCounts
 
 Arrays = dict[str, Any]
 Rule = Callable[[Any, Any, Arrays, Any, Any], tuple[Any, Arrays]]
@@ -80,19 +79,20 @@ class RuleOptimizer(Optimizer):
         return loss
 
     def _step_batch(self, batch: list[tuple[Tensor, ParamGroup]]) -> None:
-        counts, work = StepCounts(), _Work()
+        counts = StepCounts()
+        runs: list[_Run] = []
         group = None
         for p, own_group in batch:
             if own_group is not group:
                 group = own_group
                 initial = self._initial_state(group)
-                work.start_run(self._options(group), tuple(initial))
+                runs.append(_Run(self._options(group), tuple(initial)))
                 hypers: dict[int, Any] = {}
             step, state = self._prepare(p, initial, counts)
             if step not in hypers:
                 hypers[step] = self._hyper(group, step)
-            work.add(p, [state[name] for name in initial], hypers[step])
-        work.run(type(self).rule)
+            runs[-1].add(p, [state[name] for name in initial], hypers[step])
+        _run_program(type(self).rule, runs)
         if self.counts_steps:
             for p, _ in batch:
                 counts.advance(self.state[p])
@@ -108,7 +108,7 @@ class RuleOptimizer(Optimizer):
         for name, value in initial.items():
             if state.get(name) is None:
                 start = complex(value, value) if p.is_complex() else value
-                state[name] = full_like(p, start, device=p.device)
+                state[name] = state_like(p, start)
                 step = step if self.counts_steps else 1
         return step, state
 
@@ -141,108 +141,77 @@ def _place(sharding: Any) -> tuple[Any, Any]:
 _WIDE = (np.dtype(np.float64), np.dtype(np.complex128))
 
 
-class StepCounts:
-    """Reads and advances ``state["step"]``: a float32 tensor of its own for each parameter.
+class _Run:
+    """Parameters that share options: one after the other in a group."""
 
-    Equal counts share one array, so that a step costs one host read and one new array, however
-    many parameters there are.
-    """
-
-    def __init__(self) -> None:
-        self._read: dict[int, tuple[Any, int]] = {}
-        self._arrays: dict[int, Any] = {}
-
-    def read(self, state: dict[str, Any]) -> int:
-        step = state.get("step")
-        if not isinstance(step, Tensor):
-            step = state["step"] = wrap(_host_scalar(step or 0))
-        array = step._storage.array
-        known = self._read.get(id(array))
-        if known is None:
-            known = self._read[id(array)] = (array, int(step._host()))
-        return known[1]
-
-    def advance(self, state: dict[str, Any]) -> None:
-        count = self.read(state) + 1
-        if count not in self._arrays:
-            self._arrays[count] = _host_scalar(count)
-        _store(state["step"], self._arrays[count])
-
-
-def _host_scalar(value: float) -> Any:
-    try:
-        place = jax_device(device("cpu"))
-    except RuntimeError:
-        place = None
-    return jax.device_put(np.float32(value), place)
-
-
-class _Plan(NamedTuple):
-    """What selects a program: the rule, and (options, names of state, how many) of each run."""
-
-    rule: Rule
-    hyper: type
-    runs: tuple[tuple[Any, tuple[str, ...], int], ...]
-
-
-class _Work:
-    """The arrays of one call of the program, and where its results go."""
-
-    def __init__(self) -> None:
+    def __init__(self, options: Any, names: tuple[str, ...]) -> None:
+        self.options, self.names = options, names
         self.cells: list[list[Tensor]] = []
         self.grads: list[Any] = []
         self.hypers: list[Any] = []
-        self.runs: list[tuple[Any, tuple[str, ...]]] = []
-        self.starts: list[int] = []
-
-    def start_run(self, options: Any, names: tuple[str, ...]) -> None:
-        """What is added from here on has these options and state."""
-        self.runs.append((options, names))
-        self.starts.append(len(self.cells))
 
     def add(self, p: Tensor, state: list[Tensor], hyper: Any) -> None:
         self.cells.append([p, *state])
-        self.grads.append(_array_of(p.grad))  # type: ignore[arg-type]
+        self.grads.append(array_of(p.grad))  # type: ignore[arg-type]
         self.hypers.append(hyper)
 
-    def run(self, rule: Rule) -> None:
-        ends = [*self.starts[1:], len(self.cells)]
-        runs = tuple(
-            (*run, end - start)
-            for run, start, end in zip(self.runs, self.starts, ends, strict=True)
-        )
-        wide = self.cells[0][0]._storage.array.dtype in _WIDE
-        rows = np.array(self.hypers, np.float64 if wide else np.float32)
-        with jax.enable_x64(True):
-            owned = [tuple([_sole(t) for t in cell]) for cell in self.cells]
-            results = _update(_Plan(rule, type(self.hypers[0]), runs), owned, self.grads, rows)
-        for cell, arrays in zip(self.cells, results, strict=True):
+    def rows(self, dtype: Any) -> list[np.ndarray]:
+        """The scalars: one row for all parameters where they are equal, else one for each."""
+        first = self.hypers[0]
+        hypers = [first] if all(h is first for h in self.hypers) else self.hypers
+        return [np.array(hyper, dtype) for hyper in hypers]
+
+
+class _Plan(NamedTuple):
+    """What selects a program: the rule, and the options and names of state of each run."""
+
+    rule: Rule
+    hyper: type
+    runs: tuple[tuple[Any, tuple[str, ...]], ...]
+
+
+def _run_program(rule: Rule, runs: list[_Run]) -> None:
+    wide = runs[0].cells[0][0]._storage.array.dtype in _WIDE
+    rows = [run.rows(np.float64 if wide else np.float32) for run in runs]
+    plan = _Plan(rule, type(runs[0].hypers[0]), tuple((run.options, run.names) for run in runs))
+    with jax.enable_x64(True):
+        owned = [[tuple([sole(t) for t in cell]) for cell in run.cells] for run in runs]
+        owned, grads = alike(owned, [run.grads for run in runs])
+        results = _update(plan, owned, grads, rows)
+    for run, arrays_of_run in zip(runs, results, strict=True):
+        for cell, arrays in zip(run.cells, arrays_of_run, strict=True):
             for t, array in zip(cell, arrays, strict=True):
-                _store(t, array)
+                store(t, array)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _update(plan: _Plan, owned: Any, grads: Any, rows: Any) -> Any:
-    """New arrays in place of ``owned``: for each parameter (itself, state, ...).
+    """New arrays in place of ``owned``: for each run and parameter (itself, state, ...).
 
-    ``rows`` holds the scalars: one row for each parameter, in the dtype of the arithmetic.
+    Every parameter's kernels read their scalars from the start of a row of their own: kernels of
+    parameters of one shape are then equal, and XLA compiles them once.
     """
-    results: list[tuple[Any, ...]] = []
-    for options, names, count in plan.runs:
-        for _ in range(count):
-            index = len(results)
-            hyper = plan.hyper(*_scalars(rows, index))
-            p, *state = (_widened(a, rows.dtype) for a in owned[index])
-            g = _widened(grads[index], rows.dtype)
-            p, new = plan.rule(p, g, dict(zip(names, state, strict=True)), hyper, options)
-            out = (p, *(new[name] for name in names))
-            results.append(tuple(_narrowed(a, o) for a, o in zip(out, owned[index], strict=True)))
-    return results
+    return [
+        [
+            _updated(plan, run, cell, grad, rows_of_run[index if len(rows_of_run) > 1 else 0])
+            for index, (cell, grad) in enumerate(zip(cells, grads_of_run, strict=True))
+        ]
+        for run, cells, grads_of_run, rows_of_run in zip(
+            plan.runs, owned, grads, rows, strict=True
+        )
+    ]
 
 
-def _scalars(rows: Any, index: int) -> list[Any]:
-    row = lax.index_in_dim(rows, index, keepdims=False)
-    return [lax.index_in_dim(row, j, keepdims=False) for j in range(row.shape[0])]
+def _updated(plan: _Plan, run: Any, cell: Any, grad: Any, row: Any) -> tuple[Any, ...]:
+    options, names = run
+    hyper = plan.hyper(
+        *(lax.index_in_dim(row, j, keepdims=False) for j in range(row.shape[0]))
+    )
+    p, *values = (_widened(a, row.dtype) for a in cell)
+    state = dict(zip(names, values, strict=True))
+    p, state = plan.rule(p, _widened(grad, row.dtype), state, hyper, options)
+    out = (p, *(state[name] for name in names))
+    return tuple(_narrowed(a, like) for a, like in zip(out, cell, strict=True))
 
 
 def _widened(array: Any, dtype: Any) -> Any:
@@ -256,42 +225,3 @@ def _narrowed(array: Any, like: Any) -> Any:
     if jnp.iscomplexobj(like):
         array = lax.complex(array[..., 0], array[..., 1])
     return array.astype(like.dtype)
-
-
-def _whole(t: Tensor) -> bool:
-    """Whether the update concerns all of the storage: padding of sharded tensors belongs to it."""
-    return t._chain is None or t._layout is not None
-
-
-def _array_of(t: Tensor) -> Any:
-    return t._storage.array if _whole(t) else t._read()
-
-
-def _sole(t: Tensor) -> Any:
-    """The array of ``t`` to donate: a copy where something else than its storage holds it.
-
-    Storages may share an array (arrays are immutable), and donation takes it away from all. Held
-    means: by a Python reference. Two Array objects over one buffer (``device_put`` to where the
-    array is, ``addressable_data``) are not seen here; who makes such a pair has to keep it in step.
-    """
-    if not _whole(t):
-        return jnp.copy(t._read())
-    t._cached = None
-    if _holders(t._storage) > _STORAGE_ALONE:
-        t._storage.array = jnp.copy(t._storage.array)
-    return t._storage.array
-
-
-def _holders(storage: Storage) -> int:
-    return sys.getrefcount(storage.array)
-
-
-_STORAGE_ALONE = _holders(Storage(object()))
-
-
-def _store(t: Tensor, array: Any) -> None:
-    if _whole(t):
-        t._storage.array = array
-        t._storage.version += 1
-    else:
-        t._write(array)

@@ -18,6 +18,7 @@ class Case:
     """``call(F, *tensors)``; inputs are shapes (normal values) or arrays.
 
     ``dtypes``: what besides float64 is compared. ``second``: compare second derivatives too.
+    ``tolerance``: of the comparison in float64; torch itself holds some constants in float32.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Case:
     inputs: tuple[Any, ...]
     dtypes: tuple[str, ...] = ()
     second: bool = True
+    tolerance: float = 1e-9
 
     def arrays(self) -> list[np.ndarray]:
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -55,7 +57,7 @@ POINTS = np.array(
 LABELS = np.array([0, 3, -100, 2, 4])
 IMAGE_LABELS = np.array([[[0, 2], [1, -100]], [[2, 2], [0, 1]]])
 MASK = np.array([[1, 0, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], bool)
-ALL = ("float32", "bfloat16", "float16")
+ALL = ("float32", "bfloat16")
 F32 = ("float32",)
 
 
@@ -76,18 +78,20 @@ def _activations() -> list[Case]:
         "softplus": lambda F, x: F.softplus(x, beta=2.0, threshold=10.0),
         "hardtanh": lambda F, x: F.hardtanh(x, -0.5, 2.5),
         "relu6": lambda F, x: F.relu6(x),
-        "hardsigmoid": lambda F, x: F.hardsigmoid(x),
         "softsign": lambda F, x: F.softsign(x),
         "tanhshrink": lambda F, x: F.tanhshrink(x),
         "threshold": lambda F, x: F.threshold(x, 0.25, -2.0),
     }
-    half = ("gelu", "gelu_tanh", "silu", "softplus")
+    half = ("gelu", "gelu_tanh", "silu")
+    kinks = [0, 3, -3]
+    smooth = POINTS[~np.isin(POINTS, kinks)]
     cases = [
-        Case(name, call, (POINTS,), ALL if name in half else (), second=name != "hardsigmoid")
+        Case(name, call, (smooth if "elu" in name else POINTS,), ALL if name in half else ())
         for name, call in calls.items()
     ]
-    inner = POINTS[(POINTS != -3) & (POINTS != 3)]
-    cases.append(Case("hardswish", lambda F, x: F.hardswish(x), (inner,), second=False))
+    for name in ("hardsigmoid", "hardswish"):
+        call = lambda F, x, name=name: getattr(F, name)(x)  # noqa: E731
+        cases.append(Case(name, call, (smooth,), (), False, 1e-7))
     cases.append(Case("glu", lambda F, x: F.glu(x, 1), ((2, 6, 3),)))
     cases.append(Case("prelu", lambda F, x, w: F.prelu(x, w), ((2, 3, 4), (3,))))
     cases.append(Case("prelu_one", lambda F, x, w: F.prelu(x, w), ((5,), (1,))))
@@ -142,7 +146,12 @@ def _linears() -> list[Case]:
         Case("linear_one", lambda F, x, w, b: F.linear(x, w, b), ((4,), (3, 4), (3,))),
         Case("linear_vector", lambda F, x, w: F.linear(x, w), ((3, 4), (4,))),
         Case("linear_empty", lambda F, x, w, b: F.linear(x, w, b), ((0, 4), (3, 4), (3,))),
-        Case("embedding", lambda F, i, w: F.embedding(i, w), (np.array([[1, 3], [3, 0]]), (4, 3)), ALL),
+        Case(
+            "embedding",
+            lambda F, i, w: F.embedding(i, w),
+            (np.array([[1, 3], [3, 0]]), (4, 3)),
+            ALL,
+        ),
         Case(
             "embedding_padding",
             lambda F, i, w: F.embedding(i, w, padding_idx=-1),
@@ -199,7 +208,11 @@ def _classification() -> list[Case]:
         *cases,
         Case("cross_entropy_half", loss(), ((5, 6), LABELS), ALL),
         Case("cross_entropy_weight", loss(), ((5, 6), LABELS, (6,)), F32),
-        Case("cross_entropy_ignore", loss(ignore_index=3, reduction="none"), ((5, 6), abs(LABELS) % 6)),
+        Case(
+            "cross_entropy_ignore",
+            loss(ignore_index=3, reduction="none"),
+            ((5, 6), abs(LABELS) % 6),
+        ),
         Case("cross_entropy_smooth", loss(label_smoothing=0.3), ((5, 6), LABELS), F32),
         Case("cross_entropy_smooth_weight", loss(label_smoothing=0.3), ((5, 6), LABELS, (6,))),
         Case(
@@ -261,8 +274,14 @@ def _pair_losses() -> list[Case]:
             lambda F, x, y: F.binary_cross_entropy(x, y.detach(), reduction="none"),
             (np.array([0.0, 1.0, 0.0, 1.0]), np.array([1.0, 0.0, 0.0, 1.0])),
             second=False,
+            tolerance=1e-7,
         ),
-        Case("bce_logits", lambda F, x, y: F.binary_cross_entropy_with_logits(x, y), ((3, 4), q), F32),
+        Case(
+            "bce_logits",
+            lambda F, x, y: F.binary_cross_entropy_with_logits(x, y),
+            ((3, 4), q),
+            F32,
+        ),
         Case(
             "bce_logits_weights",
             lambda F, x, y, w, p: F.binary_cross_entropy_with_logits(
@@ -335,19 +354,22 @@ ERRORS: dict[str, Callable[..., Any]] = {
         "F.dropout(t([1.0]), 1.5)", "F.dropout(t([1]), 0.5)", "nn.Dropout(-0.5)",
         "F.embedding(t([7]), t([[1.0], [2.0]]))", "F.embedding(t([-1]), t([[1.0], [2.0]]))",
         "F.embedding(t([1.0]), t([[1.0], [2.0]]))", "F.embedding(t([1]), t([1.0, 2.0]))",
-        "F.embedding(t([1]), t([[1.0], [2.0]]), padding_idx=5)", "nn.Embedding(4, 2, padding_idx=9)",
+        "F.embedding(t([1]), t([[1.0], [2.0]]), padding_idx=5)",
+        "nn.Embedding(4, 2, padding_idx=9)",
         "F.one_hot(t([0, 2]), 2)", "F.one_hot(t([0, -2]), 2)", "F.one_hot(t([0.0]))",
         "F.cross_entropy(t([[1.0, 2.0]]), t([10]))", "F.cross_entropy(t([[1.0, 2.0]]), t([-1]))",
         "F.cross_entropy(t([1.0, 2.0]), t(10))",
         "F.cross_entropy(t([[[1.0, 2.0]]]), t([[0, 3]]))",
         "F.cross_entropy(t([[1.0, 2.0]]), t([10]), label_smoothing=0.1)",
         "F.cross_entropy(t([[1.0, 2.0]]), t([1]).int())",
-        "F.cross_entropy(t([[1.0, 2.0]]), t([1.0]))", "F.cross_entropy(t([[1.0, 2.0]]), t([1, 1]))",
-        "F.cross_entropy(t([[1, 2]]), t([1]))", "F.cross_entropy(t([[1.0, 2.0]]), t([1]), t([1.0]))",
+        "F.cross_entropy(t([[1.0, 2.0]]), t([1.0]))",
+        "F.cross_entropy(t([[1.0, 2.0]]), t([1, 1]))", "F.cross_entropy(t([[1, 2]]), t([1]))",
+        "F.cross_entropy(t([[1.0, 2.0]]), t([1]), t([1.0]))",
         "F.cross_entropy(t([[1.0, 2.0]]), t([1]), reduction='x')",
         "F.cross_entropy(t([[1.0, 2.0]]), t([1]), label_smoothing=1.5)",
         "F.cross_entropy(t([[1.0, 2.0]]), t([[0.5, 0.5]]), ignore_index=1)",
-        "F.cross_entropy(t([[[1.0, 2.0]]]), t([[0]]))", "F.nll_loss(t([[1.0, 2.0]]), t([10]))",
+        "F.cross_entropy(t([[[1.0, 2.0]]]), t([[0]]))",
+        "F.nll_loss(t([[1.0, 2.0]]), t([10]))",
         "F.nll_loss(t([[1.0, 2.0]]), t([0, 1]))", "F.nll_loss(t(1.0), t(0))",
         "F.nll_loss(t([[1.0, 2.0]]), t([0.0]))",
         "F.mse_loss(t([1.0]), t([1.0]), reduction='x')", "F.mse_loss(t([1]), t([1]))",

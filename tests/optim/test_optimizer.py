@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -295,6 +298,47 @@ def test_equal_optimizers_share_a_program() -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_only_the_first_step_compiles(number: int) -> None:
+    committed = [(), ("p",), ("grad",), ("p", "grad")][number]
+    p, compiled = with_grad(number + 2, 7), []
+    for t, name in ((p, "p"), (p.grad, "grad")):
+        if name in committed:
+            t._storage.array = jax.device_put(t._storage.array, jax.devices()[0])
+    opt = optim.AdamW([p], lr=0.1)
+    opt.step()
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        opt.step()
+        assert not compiled
+        optim.AdamW([with_grad(number + 2, 8)], lr=0.1).step()
+        assert compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_parameters_at_different_steps() -> None:
+    kind, calls = counting(optim.Adam, adam_rule)
+    params = [with_grad(3) for _ in range(3)]
+    opt = kind(params, lr=0.5)
+    opt.step()
+    params[1].grad = None
+    opt.step()
+    params[1].grad = tp.ones(3)
+    traced = len(calls)
+    for _ in range(3):
+        opt.step()
+    assert [opt.state[p]["step"].item() for p in params] == [5.0, 4.0, 5.0]
+    assert len(calls) == traced + len(params)
+    np.testing.assert_allclose(params[1].tolist(), [-1.0] * 3, rtol=1e-5)
+    np.testing.assert_allclose(params[2].tolist(), [-1.5] * 3, rtol=1e-5)
+
+
 def arrays_of(opt: Any, p: Any) -> list[Any]:
     return [p._storage.array, *(opt.state[p][k]._storage.array for k in ("exp_avg", "exp_avg_sq"))]
 
@@ -317,7 +361,7 @@ def test_the_old_arrays_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     original = _update._update
 
     def spy(plan: Any, owned: Any, grads: Any, rows: Any) -> Any:
-        given.extend(owned[0])
+        given.extend(owned[0][0])
         return original(plan, owned, grads, rows)
 
     monkeypatch.setattr(_update, "_update", spy)
@@ -394,6 +438,52 @@ def test_float64_and_float32_parameters_together() -> None:
     expected = 1 - 0.1 * 0.01 - 0.1 / (1 + 1e-8)
     np.testing.assert_allclose(q.tolist(), [expected] * 2, rtol=1e-15)
     assert not jax.config.jax_enable_x64
+
+
+_ON_TWO_DEVICES = """
+import jax, numpy as np
+import tensorplay as tp
+from tensorplay import optim
+
+def placed(where):
+    def tensor():
+        return tp._tensor.wrap(jax.device_put(np.ones((4, 3), np.float32), where))
+    p = tensor().requires_grad_()
+    p._grad = tensor()
+    return p
+
+first, second = jax.devices()
+mesh = jax.make_mesh((2,), ("ranks",))
+places = [first, second, jax.NamedSharding(mesh, jax.P("ranks")), jax.NamedSharding(mesh, jax.P())]
+params = [placed(where) for where in places]
+opt = optim.AdamW(params, lr=0.5, weight_decay=0.0)
+before = [p._storage.array.sharding for p in params]
+for _ in range(2):
+    opt.step()
+for p, sharding in zip(params, before, strict=True):
+    for t in (p, opt.state[p]["exp_avg"]):
+        assert t._storage.array.sharding.is_equivalent_to(sharding, 2), t._storage.array.sharding
+    np.testing.assert_allclose(p.tolist(), np.zeros((4, 3)), atol=1e-5)
+"""
+
+
+def test_parameters_stay_on_their_devices() -> None:
+    flags = "--xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error", "-c", _ON_TWO_DEVICES]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+
+
+def test_a_step_inside_a_traced_call_ends_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Trace:
+        def abort(self, what: str) -> None:
+            raise RuntimeError(f"this call {what}")
+
+    opt = optim.SGD([with_grad(2)])
+    monkeypatch.setattr(tp._state.state, "trace", Trace())
+    with pytest.raises(RuntimeError, match="this call steps an optimizer"):
+        opt.step()
 
 
 def test_the_step_count_is_a_tensor_of_each_parameter() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,13 +38,16 @@ class Layout:
         return self.tensor(np.full(like.shape, value, dtype))
 
 
+LAYOUT = Layout()
+
+
 def sharded(rows: int, seed: int) -> tuple[Any, Any]:
     """A sharded parameter with that many own rows, and a plain twin."""
     rng = np.random.RandomState(seed)
-    layout, values = Layout(), rng.randn(rows, PADDED[1]).astype(np.float32)
-    own, twin = layout.tensor(values).requires_grad_(), tp.tensor(values).requires_grad_()
+    values = rng.randn(rows, PADDED[1]).astype(np.float32)
+    own, twin = LAYOUT.tensor(values).requires_grad_(), tp.tensor(values).requires_grad_()
     grad = rng.randn(*values.shape).astype(np.float32)
-    own._grad, twin.grad = layout.tensor(grad), tp.tensor(grad)
+    own._grad, twin.grad = LAYOUT.tensor(grad), tp.tensor(grad)
     return own, twin
 
 
@@ -163,15 +165,3 @@ def test_pieces_are_updated_in_place_though_they_were_read() -> None:
     own._read()
     opt.step()
     assert own._storage.array.unsafe_buffer_pointer() == before
-
-
-def test_a_global_array_keeps_its_sharding() -> None:
-    mesh = jax.make_mesh((jax.device_count(),), ("ranks",))
-    sharding = jax.NamedSharding(mesh, jax.P("ranks"))
-    rows = 2 * jax.device_count()
-    p = tp._tensor.wrap(jax.device_put(np.ones((rows, 3), np.float32), sharding)).requires_grad_()
-    p._grad = tp._tensor.wrap(jax.device_put(np.ones((rows, 3), np.float32), sharding))
-    opt = optim.SGD([p], lr=0.5, momentum=0.9)
-    opt.step()
-    assert p._storage.array.sharding.is_equivalent_to(sharding, 2)
-    assert p.tolist() == [[0.5] * 3] * rows

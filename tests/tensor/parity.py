@@ -23,7 +23,10 @@ def cases(subject: str) -> dict[str, Callable[[Any], Any]]:
     return {
         name: fn
         for name, fn in vars(module).items()
-        if inspect.isfunction(fn) and fn.__module__ == module.__name__ and name[0] != "_"
+        if inspect.isfunction(fn)
+        and fn.__module__ == module.__name__
+        and name[0] != "_"
+        and list(inspect.signature(fn).parameters) == ["T"]
     }
 
 

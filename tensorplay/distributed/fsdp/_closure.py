@@ -46,7 +46,7 @@ class Eagerly:
     reason: str
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Entry:
     """One known call of this module.
 
@@ -56,7 +56,7 @@ class Entry:
     """
 
     signature: Any
-    fingerprint: Fingerprint
+    fingerprint: Fingerprint | None
     staged: StagedCall | Eagerly
     extra: list[Tensor]
     count: int
@@ -84,19 +84,17 @@ class CompiledCalls:
         for group in groups:
             group.adopt_replacements()
             group.refuse_meta()
-        reason = _unfit_argument(tensors)
-        if reason is None:
-            try:
-                entry = self._find(call, tensors, structure, method)
-            except Unfrozen as error:
-                entry, reason = None, str(error)
-        if reason is None and entry is not None and isinstance(entry.staged, StagedCall):
+        entry = self._entry(call, tensors, structure, method)
+        if isinstance(entry.staged, StagedCall):
             return self._run_compiled(entry, groups, tensors, [*outside, *entry.extra])
-        if reason is None and entry is not None:
-            reason = entry.staged.reason  # type: ignore[union-attr]
-        self._forget_failed_traces(groups)
-        out = self.state.run_eagerly(call, args, kwargs)
-        self._warn_eager(reason or "")
+        for group in groups:
+            group.hide_traced()
+        try:
+            out = self.state.run_eagerly(call, args, kwargs)
+        except BaseException:
+            self._forget(entry)
+            raise
+        self._warn_eager(entry.staged.reason)
         return out
 
     # --- finding -----------------------------------------------------------------------------
@@ -108,10 +106,22 @@ class CompiledCalls:
             self._tree = (state_changes.count, groups, _outside_tensors(self.state.module))
         return self._tree[1], self._tree[2]
 
-    def _find(
+    def _entry(
         self, call: Callable[..., Any], tensors: list[Tensor], structure: Any, method: str
-    ) -> Entry | None:
-        key = (method, signature(tensors, structure))
+    ) -> Entry:
+        """What is known of this call, tracing it if nothing is."""
+        reason = _unfit_argument(tensors)
+        if reason is None:
+            try:
+                key = (method, signature(tensors, structure))
+                return self._find(call, tensors, structure, key)
+            except Unfrozen as error:
+                reason = f"reads something that {error}"
+        return Entry(None, None, Eagerly(reason), [], -1)
+
+    def _find(
+        self, call: Callable[..., Any], tensors: list[Tensor], structure: Any, key: Any
+    ) -> Entry:
         last = self._last
         if (
             last is not None
@@ -127,14 +137,19 @@ class CompiledCalls:
                 entry.fingerprint, entry.count = fingerprint, state_changes.count
                 self._last = entry
                 return entry
-        entry = self._trace(call, tensors, structure, key, fingerprint)
-        if entry is not None:
-            found.append(entry)
-            self._last = entry
+        entry = self._last = self._trace(call, tensors, structure, key, fingerprint)
+        found.append(entry)
         return entry
 
+    def _forget(self, entry: Entry) -> None:
+        """Drops the decision to run eagerly where the Python itself raised."""
+        self._last = None
+        for found in self._entries.values():
+            if entry in found:
+                found.remove(entry)
+
     def _still_holds(self, entry: Entry) -> bool:
-        if not entry.fingerprint.snapshot.unchanged():
+        if entry.fingerprint is None or not entry.fingerprint.snapshot.unchanged():
             return False
         return isinstance(entry.staged, Eagerly) or entry.staged.reads.difference() is None
 
@@ -147,8 +162,8 @@ class CompiledCalls:
         structure: Any,
         key: Any,
         fingerprint: Fingerprint,
-    ) -> Entry | None:
-        """Traces the call; None if its Python raised, so that it runs eagerly just this time."""
+    ) -> Entry:
+        """Traces the call; where that fails, the entry says to run it eagerly."""
         extra: list[Tensor] = []
         for _ in range(_MAX_OUTSIDE_ROUNDS):
             known = len(extra)
@@ -158,9 +173,9 @@ class CompiledCalls:
                 if len(extra) > known and stop.reason == "reads tensors from outside":
                     continue
                 staged = Eagerly(stop.reason)
-            except Exception:
+            except Exception as error:
                 self._undo(fingerprint)
-                return None
+                staged = Eagerly(f"raised {type(error).__name__} while traced: {error}")
             self._count_trace(key, fingerprint)
             return Entry(key, Fingerprint(self.state.module), staged, extra, state_changes.count)
         return Entry(key, fingerprint, Eagerly("reads ever new tensors from outside"), [], -1)
@@ -180,7 +195,7 @@ class CompiledCalls:
         def build() -> StagedCall:
             tracing = Tracing(
                 self.state.module,
-                call,
+                lambda *args, **kwargs: self.state.run_traced(call, args, kwargs),
                 tensors,
                 structure,
                 [*outside, *extra],
@@ -214,10 +229,6 @@ class CompiledCalls:
 
     def _undo(self, fingerprint: Fingerprint) -> None:
         fingerprint.snapshot.undo()
-
-    def _forget_failed_traces(self, groups: list[FSDPParamGroup]) -> None:
-        for group in groups:
-            group.hide_traced()
 
     def _count_trace(self, key: Any, fingerprint: Fingerprint) -> None:
         self.traces += 1
@@ -296,7 +307,8 @@ class _Call:
     def forward(self) -> Any:
         inputs = [_input(t._storage.array) for t in self.outside]
         inputs += [_input(t._read()) for t in self.arguments]
-        inputs.append(self._random_input())
+        if self.staged.draws:
+            inputs.append(self._random_input())
         self.inputs = [Spread.of_local(self.mesh, a) for a in inputs]
         self.pieces = [g.pieces() for g in self.groups]
         parameters = [
@@ -308,8 +320,6 @@ class _Call:
         return self._take(outputs)
 
     def _random_input(self) -> Any:
-        if not self.staged.draws:
-            return _no_random()
         generator = default_generator()
         high, low = generator.words()
         numbers = [high, low, generator.offset, self.calls.state.mesh.rank]
@@ -475,9 +485,3 @@ def _output(array: Any, aval: Any) -> Any:
 
 _with_dim = jax.jit(lambda a: a.reshape(1))
 _without_dim = jax.jit(lambda a: a.reshape(()))
-
-
-def _no_random() -> Any:
-    """The random input of a call that draws nothing."""
-    return jax.numpy.zeros(4, np.uint32)
-

@@ -121,11 +121,15 @@ class Plan:
 
     def _forward(self, *inputs: Any) -> list[Any]:
         """(pieces or wholes of each group, the other inputs of forward) to (output values, written
-        values, kept residuals, wholes of the groups that keep and were not given)."""
+        values, kept residuals, wholes of the groups that keep and were not given).
+
+        The random state is left out where nothing is drawn."""
         rest = list(inputs)
         arrays = [[rest.pop(0) for _ in range(size)] for size in self.sizes]
         values, lazy = self._lazy_wholes(arrays, lambda g: self.uses[g].given)
         others = self.staged.forward.invars[self.num_wholes :]
+        if not self.staged.draws:
+            rest.append(jnp.zeros(others[-1].aval.shape, others[-1].aval.dtype))
         rest = [_unpacked(x, v) for x, v in zip(rest, others, strict=True)]
         evaluation = Evaluation(self.staged.forward, [*values, *rest], lazy)
         outputs = evaluation.run()

@@ -13,10 +13,10 @@ from jax import lax
 from ..._ops import math
 from ..._ops.inplace import assign
 from ..._ops.primitive import Primitive, primitive
-from ..._ops.promotion import strong
+from ..._ops.promotion import as_float, strong
 from ..._tensor import Tensor, wrap_dim
 from .checks import require_floating
-from .precision import wide
+from .numerics import magnitude, wide
 
 
 def _curve(name: str, fn: Callable[[Any], Any], slope: Callable[[Any], Any]) -> Primitive:
@@ -68,6 +68,12 @@ _gelu_tanh = _curve(
 _silu = _curve("silu", lambda x: x * lax.logistic(x), _silu_slope)
 _mish = _curve("mish", lambda x: x * jnp.tanh(jax.nn.softplus(x)), _mish_slope)
 _logsigmoid = _curve("log_sigmoid", jax.nn.log_sigmoid, lambda x: lax.logistic(-x))
+
+
+@primitive("softsign", elementwise=True)
+def _softsign(x):
+    x = as_float(x)
+    return x / (1 + magnitude(x))
 
 
 @primitive("leaky_relu", elementwise=True)
@@ -249,7 +255,7 @@ def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
 
 def softsign(input: Tensor) -> Tensor:
     """x / (1 + |x|)."""
-    return math.true_divide(input, math.add_(math.abs(input), 1))
+    return _softsign(input)
 
 
 def tanhshrink(input: Tensor) -> Tensor:

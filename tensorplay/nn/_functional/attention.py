@@ -15,7 +15,6 @@ from ..._ops.primitive import primitive
 from ..._ops.random import dropout_mask
 from ..._tensor import Tensor
 from .checks import broadcast_shape, c_type
-from .dropout import check_probability
 
 _CUDNN_MAX_HEAD = 128
 
@@ -142,7 +141,10 @@ def scaled_dot_product_attention(
         RuntimeError: shapes or dtypes do not fit.
     """
     _check(query, key, value, attn_mask)
-    check_probability(dropout_p, RuntimeError)
+    if not 0 <= dropout_p <= 1:
+        raise RuntimeError(
+            f"dropout probability has to be between 0 and 1, but got {dropout_p:g}"
+        )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if _cudnn_runs(query, key, value, attn_mask, dropout_p, enable_gqa):
         return _cudnn(query, key, value, scale=scale, causal=bool(is_causal))

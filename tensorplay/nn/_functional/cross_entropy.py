@@ -13,7 +13,7 @@ from ..._ops.primitive import primitive
 from ..._state import state
 from ..._tensor import Tensor
 from .checks import require_floating, scalar_type
-from .precision import wide
+from .numerics import wide
 from .reduction import legacy_reduction, reduced
 from .softmax import log_softmax_along
 

@@ -19,12 +19,6 @@ def _dropout(x, mask, scale):
     return jnp.where(mask, x * strong(scale, x.dtype), 0)
 
 
-def check_probability(p: float, error: type[Exception] = ValueError) -> None:
-    """``error`` where ``p`` is not a probability."""
-    if p < 0.0 or p > 1.0:
-        raise error(f"dropout probability has to be between 0 and 1, but got {p}")
-
-
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Zeroes elements with probability ``p`` and divides the others by ``1 - p``.
 
@@ -35,7 +29,8 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
         ValueError: ``p`` is not a probability.
         RuntimeError: the dtype is not floating.
     """
-    check_probability(p)
+    if p < 0.0 or p > 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     if p == 0 or not training or input.numel() == 0:
         return input
     if not input.is_floating_point():

@@ -14,7 +14,7 @@ from ..._state import state
 from ..._tensor import Tensor
 from ...autograd import no_grad
 from .checks import scalar_type
-from .precision import wide
+from .numerics import wide
 
 
 @jax.custom_vjp

@@ -17,7 +17,7 @@ from ..._ops.promotion import promoted
 from ..._state import state
 from ..._tensor import Tensor
 from .checks import broadcast_shape, require_floating, scalar_type
-from .precision import wide
+from .numerics import magnitude, wide
 from .reduction import legacy_reduction, reduced
 
 
@@ -40,7 +40,7 @@ def _pointwise(name: str, fn: Callable[..., Any]) -> Primitive:
 def _smooth_l1(x: Any, y: Any, *, beta: float) -> Any:
     d = x - y
     if beta == 0:
-        return jnp.abs(d)
+        return magnitude(d)
     return jnp.where(jnp.abs(d) < beta, 0.5 * d * d / beta, jnp.abs(d) - 0.5 * beta)
 
 
@@ -55,6 +55,9 @@ def _kl(x: Any, y: Any, *, log_target: bool) -> Any:
     return jax.scipy.special.xlogy(y, y) - y * x
 
 
+_SMALLEST_VARIANCE = float(np.float32(1e-12))
+
+
 @jax.custom_vjp
 def _bce(x: Any, y: Any) -> Any:
     return -(y * _clamped_log(x) + (1 - y) * _clamped_log(1 - x))
@@ -66,14 +69,14 @@ def _clamped_log(x: Any) -> Any:
 
 def _bce_backward(saved: Any, gradient: Any) -> tuple[Any, Any]:
     x, y = saved
-    d_x = gradient * (x - y) / jnp.maximum((1 - x) * x, 1e-12)
+    d_x = gradient * (x - y) / jnp.maximum((1 - x) * x, _SMALLEST_VARIANCE)
     return d_x, gradient * (_clamped_log(1 - x) - _clamped_log(x))
 
 
 _bce.defvjp(lambda x, y: (_bce(x, y), (x, y)), _bce_backward)
 
 _mse_loss = _pointwise("mse_loss", lambda x, y: (x - y) * (x - y))
-_l1_loss = _pointwise("l1_loss", lambda x, y: jnp.abs(x - y))
+_l1_loss = _pointwise("l1_loss", lambda x, y: magnitude(x - y))
 _smooth_l1_loss = _pointwise("smooth_l1_loss", _smooth_l1)
 _huber_loss = _pointwise("huber_loss", _huber)
 _kl_div = _pointwise("kl_div", _kl)

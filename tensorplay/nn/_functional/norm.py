@@ -23,7 +23,7 @@ from ..._ops.promotion import strong
 from ..._tensor import Tensor
 from ...autograd import no_grad
 from .checks import require_floating
-from .precision import wide
+from .numerics import wide
 
 Axes = tuple[int, ...]
 

@@ -15,7 +15,7 @@ from ..._ops import math
 from ..._ops.primitive import primitive
 from ..._tensor import Tensor, wrap_dim
 from .checks import require_floating
-from .precision import wide
+from .numerics import wide
 
 
 def _minus_max(x: Any, axis: int) -> Any:

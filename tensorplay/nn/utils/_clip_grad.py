@@ -19,7 +19,7 @@ import numpy as np
 from ..._ops.creation import tensor
 from ..._tensor import Tensor, wrap
 from ...autograd import no_grad
-from .._functional.precision import wide
+from .._functional.numerics import wide
 
 Tensors = Tensor | Iterable[Tensor]
 

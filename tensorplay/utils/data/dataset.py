@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from ..._ops.creation import tensor
-from ..._ops.random import Generator, randperm
+from ..._ops.random import Generator
 from ..._tensor import Tensor
+from .sampler import shuffled
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -156,7 +157,7 @@ def random_split(
     if sum(sizes) != _length(dataset):
         raise ValueError("Sum of input lengths does not equal the length of the input dataset!")
     counts = [int(size) for size in sizes]
-    order = randperm(sum(counts), generator=generator).tolist()
+    order = shuffled(sum(counts), generator)
     ends = itertools.accumulate(counts)
     return [Subset(dataset, order[end - n : end]) for end, n in zip(ends, counts, strict=True)]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sized
-from typing import Any
 
-from ..._ops.random import Generator, randperm
-from .sampler import Sampler
+from ..._ops.random import Generator
+from .sampler import Sampler, shuffled
 
 _provider: Callable[[], tuple[int, int]] | None = None
 
@@ -64,12 +63,11 @@ class DistributedSampler(Sampler[int]):
             indices *= math.ceil(self.total_size / len(indices))
         return iter(indices[self.rank : self.total_size : self.num_replicas])
 
-    def _order(self) -> list[Any]:
+    def _order(self) -> list[int]:
         samples = len(self.dataset)
         if not self.shuffle:
             return list(range(samples))
-        generator = Generator().manual_seed(self.seed + self.epoch)
-        return randperm(samples, generator=generator).tolist()  # type: ignore[no-any-return]
+        return shuffled(samples, Generator().manual_seed(self.seed + self.epoch))
 
     def __len__(self) -> int:
         return self.num_samples

@@ -1,4 +1,7 @@
-"""Samplers: in which order a dataset's samples are taken, as ``torch.utils.data.sampler``."""
+"""Samplers: in which order a dataset's samples are taken, as ``torch.utils.data.sampler``.
+
+Orders are drawn in host memory: a generator's next draw seeds numpy's.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from ..._dtypes import float64
 from ..._ops.creation import as_tensor
-from ..._ops.random import Generator, multinomial, randint, randperm
+from ..._ops.random import Generator, default_generator
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -73,19 +78,29 @@ class RandomSampler(Sampler[int]):
         if generator is None:
             generator = Generator().manual_seed(drawn_seed(None))
         if self.replacement:
-            yield from randint(0, n, (self.num_samples,), generator=generator).tolist()
+            yield from drawn(generator).integers(n, size=self.num_samples).tolist()
             return
         for start in range(0, self.num_samples, n):
-            order = randperm(n, generator=generator).tolist()
-            yield from order[: self.num_samples - start]
+            yield from shuffled(n, generator)[: self.num_samples - start]
 
     def __len__(self) -> int:
         return self.num_samples
 
 
+def drawn(generator: Generator | None) -> np.random.Generator:
+    """numpy's generator, seeded by the next draw from ``generator`` (this thread's if None)."""
+    words, offset, stream = (generator or default_generator()).draw()
+    return np.random.default_rng([*words.tolist(), int(offset), int(stream)])
+
+
 def drawn_seed(generator: Generator | None) -> int:
     """A seed drawn from ``generator`` (this thread's if None)."""
-    return int(randint(0, 2**62, (), generator=generator).item())
+    return int(drawn(generator).integers(2**62))
+
+
+def shuffled(n: int, generator: Generator | None) -> list[int]:
+    """0 .. n - 1 in a random order."""
+    return drawn(generator).permutation(n).tolist()  # type: ignore[no-any-return]
 
 
 class SubsetRandomSampler(Sampler[int]):
@@ -95,7 +110,7 @@ class SubsetRandomSampler(Sampler[int]):
         self.indices, self.generator = indices, generator
 
     def __iter__(self) -> Iterator[int]:
-        for i in randperm(len(self.indices), generator=self.generator).tolist():
+        for i in shuffled(len(self.indices), self.generator):
             yield self.indices[i]
 
     def __len__(self) -> int:
@@ -129,10 +144,11 @@ class WeightedRandomSampler(Sampler[int]):
         self.generator = generator
 
     def __iter__(self) -> Iterator[int]:
-        drawn = multinomial(
-            self.weights, self.num_samples, self.replacement, generator=self.generator
+        weights = self.weights.numpy()
+        indices = drawn(self.generator).choice(
+            len(weights), self.num_samples, self.replacement, weights / weights.sum()
         )
-        return iter(drawn.tolist())
+        return iter(indices.tolist())
 
     def __len__(self) -> int:
         return self.num_samples

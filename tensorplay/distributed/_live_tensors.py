@@ -1,0 +1,41 @@
+"""Tensors outlive a restart of the JAX backend, which ``init_process_group`` may need."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._tensor import Storage
+from ._sharding import ShardedStorage
+from ._spmd import Spread
+from ._world import on_backend_reset
+
+_values: list[tuple[Storage, Any]] = []
+
+
+def _pull() -> None:
+    """Values of all live tensors to host memory."""
+    for cell in gc.get_objects():
+        if isinstance(cell, Storage) and isinstance(cell.array, jax.Array):
+            _values.append((cell, np.asarray(cell.array)))
+
+
+def _push() -> None:
+    """The values back, on the new devices."""
+    with jax.enable_x64(True):
+        while _values:
+            cell, value = _values.pop()
+            array = jnp.asarray(value)
+            if isinstance(cell, ShardedStorage):
+                cell.value = Spread(cell.value.mesh, array)
+            else:
+                cell.array = array
+
+
+def register() -> None:
+    """From now on tensors survive restarts."""
+    on_backend_reset(_pull, _push)

@@ -1,0 +1,27 @@
+"""Arithmetic as torch's kernels do it, where jax's own differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_HALF = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
+
+
+def wide(x: Any) -> Any:
+    """``x`` in float32 where it is float16 or bfloat16."""
+    return x.astype(np.float32) if x.dtype in _HALF else x
+
+
+@jax.custom_jvp
+def magnitude(x: Any) -> Any:
+    """|x| whose derivative at 0 is 0 (that of ``jnp.abs`` is 1)."""
+    return jnp.abs(x)
+
+
+@magnitude.defjvp
+def _magnitude_jvp(primals: Any, tangents: Any) -> Any:
+    return magnitude(primals[0]), jnp.sign(primals[0]) * tangents[0]
