@@ -19,9 +19,14 @@ _values: list[tuple[Storage, Any]] = []
 
 def _pull() -> None:
     """Values of all live tensors to host memory."""
+    gc.collect()
     for cell in gc.get_objects():
-        if isinstance(cell, Storage) and isinstance(cell.array, jax.Array):
+        if isinstance(cell, Storage) and _has_values(cell.array):
             _values.append((cell, np.asarray(cell.array)))
+
+
+def _has_values(array: Any) -> bool:
+    return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
 def _push() -> None:

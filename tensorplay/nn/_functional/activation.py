@@ -76,12 +76,12 @@ def _softsign(x):
     return x / (1 + magnitude(x))
 
 
-@primitive("leaky_relu", elementwise=True)
+@primitive("leaky_relu", elementwise=True, saves="input")
 def _leaky_relu(x, negative_slope):
     return jnp.where(x > 0, x, x * strong(negative_slope, x.dtype))
 
 
-@primitive("elu", elementwise=True)
+@primitive("elu", elementwise=True, saves="input")
 def _elu(x, alpha, scale, input_scale):
     a = wide(x)
     below = jnp.where(a > 0, 0, a)
@@ -89,7 +89,7 @@ def _elu(x, alpha, scale, input_scale):
     return out.astype(x.dtype)
 
 
-@primitive("softplus", elementwise=True)
+@primitive("softplus", elementwise=True, saves="input")
 def _softplus(x, beta, threshold):
     a = wide(x)
     linear = a * beta > threshold
@@ -97,26 +97,26 @@ def _softplus(x, beta, threshold):
     return jnp.where(linear, a, jnp.log1p(jnp.exp(below * beta)) / beta).astype(x.dtype)
 
 
-@primitive("hardtanh", elementwise=True)
+@primitive("hardtanh", elementwise=True, saves="input")
 def _hardtanh(x, low, high):
     low, high = strong(low, x.dtype), strong(high, x.dtype)
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
 
 
-@primitive("hardsigmoid", elementwise=True)
+@primitive("hardsigmoid", elementwise=True, saves="input")
 def _hardsigmoid(x):
     a = wide(x)
     inside = jnp.where(a <= -3, 0, jnp.where(a >= 3, 1, a / 6 + 0.5))
     return inside.astype(x.dtype)
 
 
-@primitive("hardswish", elementwise=True)
+@primitive("hardswish", elementwise=True, saves="input")
 def _hardswish(x):
     a = wide(x)
     return jnp.where(a <= -3, 0, jnp.where(a >= 3, a, a * (a / 6 + 0.5))).astype(x.dtype)
 
 
-@primitive("threshold", elementwise=True)
+@primitive("threshold", elementwise=True, saves="input")
 def _threshold(x, threshold, value):
     return jnp.where(x > threshold, x, strong(value, x.dtype))
 
@@ -128,7 +128,7 @@ def _prelu(x, weight):
     return jnp.where(x > 0, x, x * weight.reshape(weight.shape if weight.size > 1 else ()))
 
 
-@primitive("glu")
+@primitive("glu", saves="input")
 def _glu(x, *, dim):
     value, gate = jnp.split(x, 2, axis=dim)
     return (wide(value) * lax.logistic(wide(gate))).astype(x.dtype)

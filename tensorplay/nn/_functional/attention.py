@@ -21,80 +21,77 @@ _CUDNN_MAX_HEAD = 128
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attention(scale: float, causal: bool, q: Any, k: Any, v: Any, bias: Any, mask: Any, kept: Any) -> Any:  # noqa: E501
-    """Attention with batch and heads merged.
+    """Attention of ``q`` (*, L, E), ``k`` (*, S, E) and ``v`` (*, S, V) with the same dims *.
 
-    ``q`` (B, L, E), ``k`` (B, S, E), ``v`` (B, S, V); ``bias`` is added to the scores and ``mask``
-    says which of them count, (B, L, S) or None; ``kept`` is None, or the probabilities that dropout
-    keeps, (B, L, S), and what they are multiplied by.
-    Saves the exponentials of the scores less their maximum, and one over the sum of each row.
+    ``bias`` is added to the scores and ``mask`` says which of them count; ``kept`` is None, or the
+    probabilities that dropout keeps and what they are multiplied by; all (*, L, S) or None.
+    It runs with the dims * merged, and saves the exponentials of the scores less their maximum, and
+    one over the sum of each row.
     """
     return _forward(scale, causal, q, k, v, bias, mask, kept)[0]
 
 
-def _batched(a: Any, b: Any, over: tuple[int, int], dtype: Any = None) -> Any:
+def _merged(a: Any) -> Any:
+    return None if a is None else a.reshape((math.prod(a.shape[:-2]),) + a.shape[-2:])
+
+
+def _product(a: Any, b: Any, over: tuple[int, int], dtype: Any = None) -> Any:
     return lax.dot_general(
         a, b, (((over[0],), (over[1],)), ((0,), (0,))), preferred_element_type=dtype
     )
 
 
-def _scores_dtype(q: Any) -> Any:
-    return jnp.promote_types(q.dtype, np.float32)
+def _dropped(e: Any, kept: Any) -> Any:
+    return e if kept is None else jnp.where(_merged(kept[0]), e * kept[1].astype(e.dtype), 0)
 
 
 def _forward(scale: float, causal: bool, q: Any, k: Any, v: Any, bias: Any, mask: Any, kept: Any) -> Any:  # noqa: E501
-    scores = _batched(q, k, (2, 2), _scores_dtype(q)) * scale
+    scores = _product(_merged(q), _merged(k), (2, 2), jnp.promote_types(q.dtype, np.float32))
+    scores = scores * scale
     if bias is not None:
-        scores = scores + bias
+        scores = scores + _merged(bias)
     if causal:
         rows, columns = (lax.broadcasted_iota(np.int32, scores.shape[1:], d) for d in (0, 1))
         scores = jnp.where((columns <= rows)[None], scores, -jnp.inf)
     if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf)
+        scores = jnp.where(_merged(mask), scores, -jnp.inf)
     top = lax.stop_gradient(jnp.max(scores, axis=2, keepdims=True, initial=-jnp.inf))
     e = jnp.exp(scores - jnp.where(jnp.isneginf(top), 0, top))
     total = jnp.sum(e, axis=2, keepdims=True)
     inverse = jnp.where(total == 0, 0, 1 / jnp.where(total == 0, 1, total))
     e = e.astype(v.dtype)
-    out = _batched(_dropped(e, kept), v, (2, 1), inverse.dtype) * inverse
-    out = out.astype(v.dtype)
+    out = _product(_dropped(e, kept), _merged(v), (2, 1), inverse.dtype) * inverse
+    out = out.astype(v.dtype).reshape(q.shape[:-1] + v.shape[-1:])
     return out, (q, k, v, bias, kept, e, inverse, out)
-
-
-def _dropped(e: Any, kept: Any) -> Any:
-    return e if kept is None else jnp.where(kept[0], e * kept[1].astype(e.dtype), 0)
 
 
 def _backward(scale: float, causal: bool, saved: Any, gradient: Any) -> Any:
     q, k, v, bias, kept, e, inverse, out = saved
-    scaled = (gradient * inverse).astype(v.dtype)
-    d_v = _batched(_dropped(e, kept), scaled, (1, 1))
-    d_p = _batched(gradient, v, (2, 2), inverse.dtype)
-    row = jnp.sum((gradient * out).astype(inverse.dtype), axis=2, keepdims=True)
+    flat = _merged(gradient)
+    d_v = _product(_dropped(e, kept), (flat * inverse).astype(v.dtype), (1, 1))
+    d_p = _product(flat, _merged(v), (2, 2), inverse.dtype)
+    row = jnp.sum((flat * _merged(out)).astype(inverse.dtype), axis=2, keepdims=True)
     d_scores = e * inverse * (_dropped(d_p, kept) - row)
-    d_bias = None if bias is None else d_scores.astype(bias.dtype)
+    d_bias = None if bias is None else d_scores.astype(bias.dtype).reshape(bias.shape)
     d_scores = (d_scores * scale).astype(q.dtype)
-    return _batched(d_scores, k, (2, 1)), _batched(d_scores, q, (1, 1)), d_v, d_bias, None, None
+    d_q, d_k = _product(d_scores, _merged(k), (2, 1)), _product(d_scores, _merged(q), (1, 1))
+    return d_q.reshape(q.shape), d_k.reshape(k.shape), d_v.reshape(v.shape), d_bias, None, None
 
 
 _attention.defvjp(_forward, _backward)
 
 
 @primitive("scaled_dot_product_attention")
-def _merged(q, k, v, mask, drop, factor, *, scale, causal):
+def _attend(q, k, v, mask, drop, factor, *, scale, causal):
     lead = jnp.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    batch = math.prod(lead)
-
-    def merge(a: Any) -> Any:
-        return jnp.broadcast_to(a, lead + a.shape[-2:]).reshape((batch,) + a.shape[-2:])
-
+    q, k, v = (jnp.broadcast_to(a, lead + a.shape[-2:]) for a in (q, k, v))
     bias = None
     if mask is not None:
-        mask = merge(jnp.broadcast_to(mask, lead + (q.shape[-2], k.shape[-2])))
+        mask = jnp.broadcast_to(mask, lead + (q.shape[-2], k.shape[-2]))
         if mask.dtype != np.bool_:
             bias, mask = mask, None
-    kept = None if drop is None else (merge(drop), factor)
-    out = _attention(scale, causal, merge(q), merge(k), merge(v), bias, mask, kept)
-    return out.reshape(lead + out.shape[-2:])
+    kept = None if drop is None else (drop, factor)
+    return _attention(scale, causal, q, k, v, bias, mask, kept)
 
 
 @primitive("scaled_dot_product_flash_attention")
@@ -162,7 +159,7 @@ def scaled_dot_product_attention(
     if dropout_p > 0:
         drop = dropout_mask(sizes, 1 - dropout_p, np.dtype(bool))
         factor = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0
-    return _merged(
+    return _attend(
         query, key, value, attn_mask, drop, factor, scale=scale, causal=bool(is_causal)
     )
 

@@ -69,7 +69,7 @@ def _by_share(loss: Any, share: Any, reduction: str, shape: tuple[int, ...]) -> 
     return jnp.sum(loss) if reduction == "sum" else loss.reshape(shape)
 
 
-@primitive("cross_entropy_loss")
+@primitive("cross_entropy_loss", saves="nothing")
 def _cross_entropy(x, target, weight, *, ignore_index, smoothing, reduction):
     rows, flat = _by_class(x), target.reshape(-1).astype(np.int64)
     counted = flat != ignore_index
@@ -85,7 +85,7 @@ def _cross_entropy(x, target, weight, *, ignore_index, smoothing, reduction):
     return _by_share(loss, share, reduction, target.shape).astype(x.dtype)
 
 
-@primitive("cross_entropy_loss")
+@primitive("cross_entropy_loss", saves="nothing")
 def _soft_cross_entropy(x, target, weight, *, smoothing, reduction):
     rows, wanted = _by_class(x), wide(_by_class(target))
     if smoothing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -34,7 +35,9 @@ _weight.defvjp(lambda weight: (weight, None), _weight_gradient)
 
 
 @primitive("linear")
+@functools.partial(jax.checkpoint, prevent_cse=False)
 def _linear(x, weight, bias):
+    # checkpoint: x is saved as it came, not a copy of it as rows; nothing is computed twice.
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if weight.ndim == 1:
         out = jnp.matmul(rows, weight)

@@ -7,6 +7,7 @@ the chain of residual gradients in every weight gradient.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -25,45 +26,56 @@ from ...autograd import no_grad
 from .checks import require_floating
 from .numerics import wide
 
-Axes = tuple[int, ...]
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """How to normalise: over ``axes`` of the input seen in ``shape``, to mean 0 if ``centered``.
+
+    The weight is seen in ``weight_shape``, which broadcasts to ``shape``. Views are taken inside of
+    the custom derivative, so that what is saved are the input and the weight as they came.
+    """
+
+    shape: tuple[int, ...]
+    weight_shape: tuple[int, ...]
+    axes: tuple[int, ...]
+    eps: float
+    centered: bool
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _normalized(axes: Axes, eps: float, centered: bool, x: Any, weight: Any) -> Any:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _normalized(rule: _Rule, x: Any, weight: Any) -> Any:
     """(normalised ``x`` times ``weight``, mean, variance), in float32 for half precision.
 
-    ``weight`` broadcasts to ``x`` or is None. No gradient flows through mean and variance.
+    ``weight`` may be None. No gradient flows through mean and variance.
     """
-    return _forward(axes, eps, centered, x, weight)[0]
+    return _forward(rule, x, weight)[0]
 
 
-def _forward(axes: Axes, eps: float, centered: bool, x: Any, weight: Any) -> tuple[Any, Any]:
-    value = wide(x)
-    mean = jnp.mean(value, axis=axes, keepdims=True) if centered else None
+def _forward(rule: _Rule, x: Any, weight: Any) -> tuple[Any, Any]:
+    value = wide(x).reshape(rule.shape)
+    mean = jnp.mean(value, axis=rule.axes, keepdims=True) if rule.centered else None
     value = value if mean is None else value - mean
-    variance = jnp.mean(value * value, axis=axes, keepdims=True)
-    rstd = lax.rsqrt(variance + eps)
+    variance = jnp.mean(value * value, axis=rule.axes, keepdims=True)
+    rstd = lax.rsqrt(variance + rule.eps)
     out = value * rstd
-    out = out if weight is None else out * wide(weight)
-    return (out, mean, variance), (x, weight, mean, rstd)
+    out = out if weight is None else out * wide(weight).reshape(rule.weight_shape)
+    return (out.reshape(x.shape), mean, variance), (x, weight, mean, rstd)
 
 
-def _backward(axes: Axes, eps: float, centered: bool, saved: Any, gradients: Any) -> Any:
+def _backward(rule: _Rule, saved: Any, gradients: Any) -> Any:
     x, weight, mean, rstd = saved
-    value = wide(x)
+    value, of_out = wide(x).reshape(rule.shape), gradients[0].reshape(rule.shape)
     unit = (value if mean is None else value - mean) * rstd
-    gradient = gradients[0] if weight is None else gradients[0] * wide(weight)
-    inner = unit * jnp.mean(gradient * unit, axis=axes, keepdims=True)
-    if centered:
-        inner = inner + jnp.mean(gradient, axis=axes, keepdims=True)
-    d_x = ((gradient - inner) * rstd).astype(x.dtype)
-    d_weight = None if weight is None else _summed_to(gradients[0] * unit, weight)
-    return d_x, d_weight
-
-
-def _summed_to(value: Any, like: Any) -> Any:
-    axes = tuple(i for i, n in enumerate(like.shape) if n == 1)
-    return jnp.sum(value, axis=axes, keepdims=True).astype(like.dtype)
+    gradient = of_out if weight is None else of_out * wide(weight).reshape(rule.weight_shape)
+    inner = unit * jnp.mean(gradient * unit, axis=rule.axes, keepdims=True)
+    if rule.centered:
+        inner = inner + jnp.mean(gradient, axis=rule.axes, keepdims=True)
+    d_x = ((gradient - inner) * rstd).astype(x.dtype).reshape(x.shape)
+    if weight is None:
+        return d_x, None
+    summed = tuple(i for i, n in enumerate(rule.weight_shape) if n == 1)
+    d_weight = jnp.sum(of_out * unit, axis=summed)
+    return d_x, d_weight.astype(weight.dtype).reshape(weight.shape)
 
 
 _normalized.defvjp(_forward, _backward)
@@ -75,30 +87,26 @@ def _affine(out: Any, bias: Any, dtype: Any) -> Any:
 
 @primitive("native_layer_norm")
 def _layer_norm(x, weight, bias, *, dims, eps):
-    return _over_last(x, weight, bias, dims, eps, True)
+    return _affine(_normalized(_over_last(x, dims, eps, True), x, weight)[0], bias, x.dtype)
 
 
 @primitive("fused_rms_norm")
 def _rms_norm(x, weight, *, dims, eps):
-    return _over_last(x, weight, None, dims, eps, False)
+    return _affine(_normalized(_over_last(x, dims, eps, False), x, weight)[0], None, x.dtype)
 
 
-def _over_last(x: Any, weight: Any, bias: Any, dims: int, eps: float, centered: bool) -> Any:
+def _over_last(x: Any, dims: int, eps: float, centered: bool) -> _Rule:
     lead, width = math.prod(x.shape[:-dims]), math.prod(x.shape[-dims:])
-    weight, bias = (None if p is None else p.reshape(1, width) for p in (weight, bias))
-    out, _, _ = _normalized((1,), eps, centered, x.reshape(lead, width), weight)
-    return _affine(out, bias, x.dtype).reshape(x.shape)
+    return _Rule((lead, width), (1, width), (1,), eps, centered)
 
 
 @primitive("native_group_norm")
 def _group_norm(x, weight, bias, *, groups, eps):
     batch, channels = x.shape[:2]
-    split = (batch, groups, channels // groups, math.prod(x.shape[2:]))
-    weight, bias = (
-        None if p is None else p.reshape(1, groups, channels // groups, 1) for p in (weight, bias)
-    )
-    out, _, _ = _normalized((2, 3), eps, True, x.reshape(split), weight)
-    return _affine(out, bias, x.dtype).reshape(x.shape)
+    size = channels // groups
+    shape = (batch, groups, size, math.prod(x.shape[2:]))
+    out, _, _ = _normalized(_Rule(shape, (1, groups, size, 1), (2, 3), eps, True), x, weight)
+    return _affine(out, _per_channel(bias, x.ndim), x.dtype)
 
 
 def _per_channel(p: Any, ndim: int) -> Any:
@@ -107,13 +115,13 @@ def _per_channel(p: Any, ndim: int) -> Any:
 
 @primitive("native_batch_norm")
 def _batch_norm_train(x, weight, bias, *, eps):
-    axes = (0, *range(2, x.ndim))
-    weight, bias = _per_channel(weight, x.ndim), _per_channel(bias, x.ndim)
-    out, mean, variance = _normalized(axes, eps, True, x, weight)
+    shape = x.shape[:2] + (math.prod(x.shape[2:]),)
+    rule = _Rule(shape, (1, x.shape[1], 1), (0, 2), eps, True)
+    out, mean, variance = _normalized(rule, x, weight)
     count = x.size // x.shape[1]
     unbiased = variance * (count / max(count - 1, 1))
     mean, unbiased = lax.stop_gradient((mean.reshape(-1), unbiased.reshape(-1)))
-    return _affine(out, bias, x.dtype), mean, unbiased
+    return _affine(out, _per_channel(bias, x.ndim), x.dtype), mean, unbiased
 
 
 @primitive("native_batch_norm")
