@@ -142,7 +142,7 @@ class Freezer:
         return ("array", value.shape, value.dtype.str, value.tobytes())
 
     def _function(self, value: types.FunctionType) -> Any:
-        if is_library(value.__module__):
+        if is_fixed_code(value.__module__):
             return ("function", value)
         cells = tuple(self._cell(c) for c in value.__closure__ or ())
         defaults = self.freeze((value.__defaults__, value.__kwdefaults__))
@@ -158,7 +158,7 @@ class Freezer:
 
     def _class(self, value: type) -> Any:
         """Classes made by the same code with the same attributes are the same."""
-        if is_library(value.__module__) or value.__module__ == "builtins":
+        if is_fixed_code(value.__module__):
             return value
         self.mutable[id(value)] = (value, dict(vars(value)))
         own = tuple(
@@ -199,6 +199,12 @@ def is_library(module_name: str | None) -> bool:
     """Whether code of that module is ours or jax's or numpy's, and so known to be pure."""
     name = (module_name or "") + "."
     return name.startswith(_OWN_PREFIX) or name.partition(".")[0] in _LIBRARIES
+
+
+def is_fixed_code(module_name: str | None) -> bool:
+    """Whether code of that module does not change while a program runs."""
+    top = (module_name or "").partition(".")[0]
+    return is_library(module_name) or (top in sys.stdlib_module_names and top != "__main__")
 
 
 class Snapshot:
@@ -267,7 +273,7 @@ class Watch:
             self._on_builtin(frame, arg)
 
     def _on_function(self, frame: types.FrameType) -> None:
-        if is_library(frame.f_globals.get("__name__")):
+        if is_fixed_code(frame.f_globals.get("__name__")):
             return
         names = frame.f_code.co_names
         for name in names:

@@ -78,10 +78,12 @@ def _constants(body: Any) -> dict[Var, Any]:
     return found
 
 
-def dependencies(program: Jaxpr) -> dict[Any, frozenset[int]]:
-    """For every variable: the positions of the inputs that it depends on."""
+def dependencies(program: Jaxpr, num_constants: int = 0) -> dict[Any, frozenset[int]]:
+    """For every variable: the positions of the inputs that it depends on, but for the constants,
+    which are the last inputs."""
+    varying = len(program.invars) - num_constants
     found: dict[Any, frozenset[int]] = {
-        v: frozenset((i,)) for i, v in enumerate(program.invars)
+        v: frozenset((i,) if i < varying else ()) for i, v in enumerate(program.invars)
     }
     for eqn in program.eqns:
         united = frozenset().union(*(depends(found, v) for v in eqn.invars))

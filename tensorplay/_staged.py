@@ -181,7 +181,7 @@ class StagedCall:
     """One traced call; see the module's docstring.
 
     Inputs of ``forward``: the whole parameters of all groups, the outside tensors, the arguments,
-    the random state. Its outputs: ``num_values`` output arrays, the new values of ``written``
+    the random state, the constants. Its outputs: ``num_values`` output arrays, the new values of ``written``
     outside tensors, then what backward needs (its *residuals*).
 
     Attributes:
@@ -207,6 +207,7 @@ class StagedCall:
     mesh: Any
     pull_back: Any
     value_avals: list[Any]
+    constants: list[np.ndarray] = dataclasses.field(default_factory=list)
     traced_backward: dict[Any, Jaxpr] = dataclasses.field(default_factory=dict)
 
     @property
@@ -322,9 +323,8 @@ class Tracing:
             raise Untraceable(self.trace.reason)
         if self.trace.missing:
             raise Untraceable("reads tensors from outside")
-        if constants:
-            raise Untraceable("uses arrays made outside of tensorplay")
         self._staged.forward = forward
+        self._staged.constants = [np.asarray(c) for c in constants]
         return self._staged
 
     def _avals(self) -> list[Any]:

@@ -8,7 +8,7 @@ place. A chain also tells torch's strides, which decide what ``view`` accepts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -51,6 +51,9 @@ def _forward(step: Step, array: Any) -> Any:
         return jnp.broadcast_to(array, arg)
     if kind == "diagonal":
         return jnp.diagonal(array, *arg)
+    if kind == "window":
+        window = lax.dynamic_slice(array, arg.starts, arg.spans)
+        return window[arg.strides] if arg.strided else window
     starts, stops, steps = zip(*arg, strict=True)
     return lax.slice(array, starts, stops, steps)
 
@@ -67,6 +70,11 @@ def _back(step: Step, array: Any, value: Any) -> Any:
         return array.reshape(-1).at[positions].set(value).reshape(array.shape)
     if kind == "slice":
         return array.at[tuple(slice(*bounds) for bounds in arg)].set(value)
+    if kind == "window":
+        if arg.strided:
+            window = lax.dynamic_slice(array, arg.starts, arg.spans)
+            value = window.at[arg.strides].set(value)
+        return lax.dynamic_update_slice(array, value, arg.starts)
     raise RuntimeError(
         "unsupported operation: more than one element of the written-to tensor refers to a single "
         "memory location. Please clone() the tensor before performing the operation."
@@ -95,8 +103,58 @@ def reader(chain: Chain) -> Callable[[Any], Any]:
     return partial(read, chain=chain)
 
 
-read_compiled = partial(jax.jit, static_argnums=1)(read)
-write_compiled = partial(jax.jit, static_argnums=2)(write)
+class _Window:
+    """A slice whose starts are known at run time only.
+
+    ``form``: (span, step) of each dim.
+    """
+
+    def __init__(self, form: tuple[tuple[int, int], ...], starts: Sequence[Any]) -> None:
+        self.starts, self.spans = tuple(starts), tuple(span for span, _ in form)
+        self.strides = tuple(slice(None, None, step) for _, step in form)
+        self.strided = any(step != 1 for _, step in form)
+
+
+def split_starts(chain: Chain) -> tuple[Chain, tuple[int, ...]]:
+    """The chain without the starts of its slices, and those: so all ``x[i]`` share a program."""
+    form: list[Step] = []
+    starts: list[int] = []
+    for kind, arg in chain:
+        if kind == "slice":
+            starts += [start for start, _, _ in arg]
+            form.append(("window", tuple((stop - start, step) for start, stop, step in arg)))
+        else:
+            form.append((kind, arg))
+    return tuple(form), tuple(starts)
+
+
+def join_starts(form: Chain, starts: Sequence[Any]) -> Chain:
+    """The inverse of `split_starts`, for starts that may be traced."""
+    rest = iter(starts)
+    return tuple(
+        (kind, _Window(arg, [next(rest) for _ in arg]) if kind == "window" else arg)  # type: ignore[misc]
+        for kind, arg in form
+    )
+
+
+@partial(jax.jit, static_argnums=1)
+def _read_form(array: Any, form: Chain, starts: Sequence[Any]) -> Any:
+    return read(array, join_starts(form, starts))
+
+
+@partial(jax.jit, static_argnums=2)
+def _write_form(array: Any, value: Any, form: Chain, starts: Sequence[Any]) -> Any:
+    return write(array, value, join_starts(form, starts))
+
+
+def read_compiled(array: Any, chain: Chain) -> Any:
+    """As `read`, by one compiled program for all slices of the same sizes."""
+    return _read_form(array, *split_starts(chain))
+
+
+def write_compiled(array: Any, value: Any, chain: Chain) -> Any:
+    """As `write`, by one compiled program for all slices of the same sizes."""
+    return _write_form(array, value, *split_starts(chain))
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

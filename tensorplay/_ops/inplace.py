@@ -16,8 +16,8 @@ from .views import diagonal, expand
 
 
 @primitive("copy_slices")
-def _written(base, value, *, chain):
-    return _views.write(base, value.astype(base.dtype), chain)
+def _written(base, value, *starts, form):
+    return _views.write(base, value.astype(base.dtype), _views.join_starts(form, starts))
 
 
 def assign(x: Tensor, value: Tensor) -> Tensor:
@@ -38,7 +38,8 @@ def assign(x: Tensor, value: Tensor) -> Tensor:
         return x
     if x._base is not None:
         base = x._base
-        whole = _written(base, value, chain=x._base_chain)
+        form, starts = _views.split_starts(x._base_chain)
+        whole = _written(base, value, *starts, form=form)
         base._write(whole._read())
         _follow_storage(value, x)
         _follow_storage(whole, x)

@@ -18,8 +18,13 @@ from .primitive import broadcast_mismatch, primitive
 
 
 @primitive("view")
-def _read_view(x, *, chain):
-    return _views.read(x, chain)
+def _read_form(x, *starts, form):
+    return _views.read(x, _views.join_starts(form, starts))
+
+
+def _read_view(x: Tensor, chain: Chain) -> Tensor:
+    form, starts = _views.split_starts(chain)
+    return _read_form(x, *starts, form=form)
 
 
 def view_through(x: Tensor, chain: Chain) -> Tensor:

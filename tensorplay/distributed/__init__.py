@@ -23,8 +23,8 @@ from ._process_group import is_available as is_available
 from ._process_group import is_initialized as is_initialized
 from ._process_group import new_group as new_group
 from ._rank_threads import run_ranks as run_ranks
+from ._registrations import register as _register
 from .device_mesh import DeviceMesh as DeviceMesh
 from .device_mesh import init_device_mesh as init_device_mesh
-from ._registrations import register as _register
 
 _register()

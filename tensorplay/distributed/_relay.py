@@ -11,8 +11,11 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
+import time
 
 from ._control import _ignore_os_errors
+
+_START_LIMIT = 5.0  # seconds; after a refusal JAX's client would wait for one before it tries again
 
 
 class Relay:
@@ -54,9 +57,8 @@ class Relay:
 
     def _accept(self) -> None:
         near, _ = self._server.accept()
-        try:
-            far = socket.create_connection(self._target, 10)
-        except OSError:
+        far = self._connect()
+        if far is None:
             near.close()
             return
         for sock in (near, far):
@@ -65,6 +67,16 @@ class Relay:
             self._sockets.add(sock)
         self._selector.register(near, selectors.EVENT_READ, (near, far, True))
         self._selector.register(far, selectors.EVENT_READ, (far, near, False))
+
+    def _connect(self) -> socket.socket | None:
+        """A connection to the service, which rank 0 may be about to start."""
+        deadline = time.monotonic() + _START_LIMIT
+        while time.monotonic() < deadline:
+            try:
+                return socket.create_connection(self._target, _START_LIMIT)
+            except OSError:
+                time.sleep(0.01)
+        return None
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, source_is_near: bool) -> None:
         data = b""

@@ -131,8 +131,8 @@ class ShardLayout:
         return ShardedStorage(self, Spread.of_local(self.jax_mesh, piece))
 
     def copy_storage(self, storage: ShardedStorage) -> ShardedStorage:
-        """Another storage with the same (immutable) array."""
-        return ShardedStorage(self, storage.value)
+        """Another storage with the same (immutable) array, as far as this rank is concerned."""
+        return self.storage(storage.array)
 
     def tensor(self, piece: Any) -> Tensor:
         """A sharded tensor over a padded piece."""

@@ -311,6 +311,7 @@ class _Call:
             inputs.append(self._random_input())
         self.inputs = [Spread.of_local(self.mesh, a) for a in inputs]
         self.pieces = [g.pieces() for g in self.groups]
+        self.versions = [g.versions() for g in self.groups]
         parameters = [
             x
             for g, use, pieces in zip(self.groups, self.plan.uses, self.pieces, strict=True)
@@ -356,6 +357,7 @@ class _Call:
 
     def backward(self, grads: list[Any]) -> list[Any]:
         """Gradients of the output arrays to gradients of what ``edges`` lists."""
+        self._refuse_changed_shards()
         present = tuple(
             i for i, g in zip(self.staged.differentiable, grads, strict=True) if g is not None
         )
@@ -376,6 +378,23 @@ class _Call:
         for group in self.groups:
             group.to_sharded()
         return self._gradients(program, outputs)
+
+    def _refuse_changed_shards(self) -> None:
+        """Raises RuntimeError if shards that have to be gathered again changed since forward."""
+        for n in self.plan.needed_groups:
+            group = self.groups[n]
+            if self.plan.uses[n].kept or group.versions() == self.versions[n]:
+                continue
+            changed = [
+                p.name
+                for p, then in zip(group.params, self.versions[n], strict=True)
+                if p.version() != then
+            ]
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: the sharded parameters {changed} changed between forward and "
+                "backward, for instance by an optimizer step. Run backward first"
+            )
 
     def _backward_program(self, present: Any, reductions: Any) -> Backward:
         plan = self.plan

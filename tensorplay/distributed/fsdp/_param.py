@@ -49,6 +49,11 @@ class FSDPParam:
     def trainable(self) -> bool:
         return self.sharded._requires_grad
 
+    def version(self) -> tuple[int, int]:
+        """Changes with every in-place write to the sharded parameter."""
+        storage = self.sharded._storage
+        return id(storage), storage.version
+
     def spec(self, policy: MixedPrecisionPolicy) -> ParamSpec:
         """What the collectives need to know."""
         own = self.sharded.dtype

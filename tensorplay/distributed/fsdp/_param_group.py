@@ -97,6 +97,10 @@ class FSDPParamGroup:
         """The ``Spread`` of each sharded parameter."""
         return [p.sharded._storage.value for p in self.params]  # type: ignore[attr-defined]
 
+    def versions(self) -> list[Any]:
+        """Equal to an earlier answer as long as no sharded parameter was written to."""
+        return [p.version() for p in self.params]
+
     def adopt_replacements(self) -> None:
         """Takes up parameters that the user put in the place of sharded ones."""
         if self.state is ShardedState.SHARDED:

@@ -65,10 +65,11 @@ class Plan:
     def _classify(self) -> None:
         """Sorts the residuals: recomputed, an input of forward, or kept (each once)."""
         program = self.staged.forward
-        found = dependencies(program)
+        found = dependencies(program, len(self.staged.constants))
         wholes = frozenset(range(self.num_wholes))
         free = frozenset(range(self.num_wholes + self.staged.num_outside))
-        inputs = {v: i for i, v in enumerate(program.invars)}
+        varying = len(program.invars) - len(self.staged.constants)
+        inputs = {v: i for i, v in enumerate(program.invars[:varying])}
         self.kept: list[Any] = []
         self.reused: list[int] = []
         needed: set[int] = set()
@@ -129,7 +130,8 @@ class Plan:
         values, lazy = self._lazy_wholes(arrays, lambda g: self.uses[g].given)
         others = self.staged.forward.invars[self.num_wholes :]
         if not self.staged.draws:
-            rest.append(jnp.zeros(others[-1].aval.shape, others[-1].aval.dtype))
+            rest.append(jnp.zeros(4, jnp.uint32))
+        rest += self.staged.constants
         rest = [_unpacked(x, v) for x, v in zip(rest, others, strict=True)]
         evaluation = Evaluation(self.staged.forward, [*values, *rest], lazy)
         outputs = evaluation.run()
@@ -204,7 +206,8 @@ class Backward:
         arrays: list[list[Any]] = [[] for _ in plan.uses]
         for g in plan.needed_groups:
             arrays[g] = [rest.pop(0) for _ in range(plan.sizes[g])]
-        others: list[Any] = [None] * len(staged.forward.invars)
+        varying = len(staged.forward.invars) - len(staged.constants)
+        others: list[Any] = [None] * varying + staged.constants
         for i in plan.reused:
             others[i] = _unpacked(rest.pop(0), staged.forward.invars[i])
         kept = {v: _unpacked(rest.pop(0), v) for v in plan.kept}

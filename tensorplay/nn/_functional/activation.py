@@ -16,7 +16,7 @@ from ..._ops.primitive import Primitive, primitive
 from ..._ops.promotion import as_float, strong
 from ..._tensor import Tensor, wrap_dim
 from .checks import require_floating
-from .numerics import magnitude, wide
+from .numerics import magnitude, saving_inputs, wide
 
 
 def _curve(name: str, fn: Callable[[Any], Any], slope: Callable[[Any], Any]) -> Primitive:
@@ -71,17 +71,20 @@ _logsigmoid = _curve("log_sigmoid", jax.nn.log_sigmoid, lambda x: lax.logistic(-
 
 
 @primitive("softsign", elementwise=True)
+@saving_inputs
 def _softsign(x):
     x = as_float(x)
     return x / (1 + magnitude(x))
 
 
-@primitive("leaky_relu", elementwise=True, saves="input")
+@primitive("leaky_relu", elementwise=True)
+@saving_inputs
 def _leaky_relu(x, negative_slope):
     return jnp.where(x > 0, x, x * strong(negative_slope, x.dtype))
 
 
-@primitive("elu", elementwise=True, saves="input")
+@primitive("elu", elementwise=True)
+@saving_inputs
 def _elu(x, alpha, scale, input_scale):
     a = wide(x)
     below = jnp.where(a > 0, 0, a)
@@ -89,7 +92,8 @@ def _elu(x, alpha, scale, input_scale):
     return out.astype(x.dtype)
 
 
-@primitive("softplus", elementwise=True, saves="input")
+@primitive("softplus", elementwise=True)
+@saving_inputs
 def _softplus(x, beta, threshold):
     a = wide(x)
     linear = a * beta > threshold
@@ -97,38 +101,44 @@ def _softplus(x, beta, threshold):
     return jnp.where(linear, a, jnp.log1p(jnp.exp(below * beta)) / beta).astype(x.dtype)
 
 
-@primitive("hardtanh", elementwise=True, saves="input")
+@primitive("hardtanh", elementwise=True)
+@saving_inputs
 def _hardtanh(x, low, high):
     low, high = strong(low, x.dtype), strong(high, x.dtype)
     return jnp.where(x <= low, low, jnp.where(x >= high, high, x))
 
 
-@primitive("hardsigmoid", elementwise=True, saves="input")
+@primitive("hardsigmoid", elementwise=True)
+@saving_inputs
 def _hardsigmoid(x):
     a = wide(x)
     inside = jnp.where(a <= -3, 0, jnp.where(a >= 3, 1, a / 6 + 0.5))
     return inside.astype(x.dtype)
 
 
-@primitive("hardswish", elementwise=True, saves="input")
+@primitive("hardswish", elementwise=True)
+@saving_inputs
 def _hardswish(x):
     a = wide(x)
     return jnp.where(a <= -3, 0, jnp.where(a >= 3, a, a * (a / 6 + 0.5))).astype(x.dtype)
 
 
-@primitive("threshold", elementwise=True, saves="input")
+@primitive("threshold", elementwise=True)
+@saving_inputs
 def _threshold(x, threshold, value):
     return jnp.where(x > threshold, x, strong(value, x.dtype))
 
 
 @primitive("prelu")
+@saving_inputs
 def _prelu(x, weight):
     if weight.size > 1:
         weight = weight.reshape((-1,) + (1,) * (x.ndim - 2))
     return jnp.where(x > 0, x, x * weight.reshape(weight.shape if weight.size > 1 else ()))
 
 
-@primitive("glu", saves="input")
+@primitive("glu")
+@saving_inputs
 def _glu(x, *, dim):
     value, gate = jnp.split(x, 2, axis=dim)
     return (wide(value) * lax.logistic(wide(gate))).astype(x.dtype)

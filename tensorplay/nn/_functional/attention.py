@@ -62,17 +62,20 @@ def _forward(scale: float, causal: bool, q: Any, k: Any, v: Any, bias: Any, mask
     e = e.astype(v.dtype)
     out = _product(_dropped(e, kept), _merged(v), (2, 1), inverse.dtype) * inverse
     out = out.astype(v.dtype).reshape(q.shape[:-1] + v.shape[-1:])
-    return out, (q, k, v, bias, kept, e, inverse, out)
+    bias_dtype = None if bias is None else jnp.zeros((), bias.dtype)
+    return out, (q, k, v, bias_dtype, kept, e, inverse, out)
 
 
 def _backward(scale: float, causal: bool, saved: Any, gradient: Any) -> Any:
-    q, k, v, bias, kept, e, inverse, out = saved
+    q, k, v, bias_dtype, kept, e, inverse, out = saved
     flat = _merged(gradient)
     d_v = _product(_dropped(e, kept), (flat * inverse).astype(v.dtype), (1, 1))
     d_p = _product(flat, _merged(v), (2, 2), inverse.dtype)
     row = jnp.sum((flat * _merged(out)).astype(inverse.dtype), axis=2, keepdims=True)
     d_scores = e * inverse * (_dropped(d_p, kept) - row)
-    d_bias = None if bias is None else d_scores.astype(bias.dtype).reshape(bias.shape)
+    d_bias = None
+    if bias_dtype is not None:
+        d_bias = d_scores.astype(bias_dtype.dtype).reshape(q.shape[:-1] + k.shape[-2:-1])
     d_scores = (d_scores * scale).astype(q.dtype)
     d_q, d_k = _product(d_scores, _merged(k), (2, 1)), _product(d_scores, _merged(q), (1, 1))
     return d_q.reshape(q.shape), d_k.reshape(k.shape), d_v.reshape(v.shape), d_bias, None, None

@@ -12,9 +12,11 @@ from ..._ops.promotion import strong
 from ..._ops.random import dropout_mask
 from ..._tensor import Tensor
 from .checks import scalar_type
+from .numerics import saving_inputs
 
 
 @primitive("dropout", elementwise=True)
+@saving_inputs
 def _dropout(x, mask, scale):
     return jnp.where(mask, x * strong(scale, x.dtype), 0)
 

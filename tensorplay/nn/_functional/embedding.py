@@ -14,7 +14,7 @@ from ..._state import state
 from ..._tensor import Tensor
 from ...autograd import no_grad
 from .checks import scalar_type
-from .numerics import wide
+from .numerics import saving_inputs, wide
 
 
 @jax.custom_vjp
@@ -26,6 +26,7 @@ _with_scaled_gradient.defvjp(lambda x, scale: (x, scale), lambda scale, g: (g * 
 
 
 @primitive("embedding")
+@saving_inputs
 def _embedding(weight, index, *, padding_idx, by_frequency):
     rows = weight.at[index].get(mode="fill", wrap_negative_indices=False)
     if by_frequency:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -13,6 +12,7 @@ from jax import lax
 from ..._ops.primitive import primitive
 from ..._tensor import Tensor
 from .checks import c_type, scalar_type
+from .numerics import saving_inputs
 
 
 @jax.custom_vjp
@@ -35,9 +35,8 @@ _weight.defvjp(lambda weight: (weight, None), _weight_gradient)
 
 
 @primitive("linear")
-@functools.partial(jax.checkpoint, prevent_cse=False)
+@saving_inputs
 def _linear(x, weight, bias):
-    # checkpoint: x is saved as it came, not a copy of it as rows; nothing is computed twice.
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if weight.ndim == 1:
         out = jnp.matmul(rows, weight)

@@ -17,13 +17,14 @@ from ..._ops.promotion import promoted
 from ..._state import state
 from ..._tensor import Tensor
 from .checks import broadcast_shape, require_floating, scalar_type
-from .numerics import magnitude, wide
+from .numerics import magnitude, saving_inputs, wide
 from .reduction import legacy_reduction, reduced
 
 
 def _pointwise(name: str, fn: Callable[..., Any]) -> Primitive:
     """``(input, target, weight, reduction=...)`` for a loss of each pair of elements."""
 
+    @saving_inputs
     def run(a: Any, b: Any, weight: Any, *, reduction: str, weighted_mean: bool, **options: Any) -> Any:  # noqa: E501
         x, y = promoted(a, b)
         loss = fn(wide(x), wide(y), **options)
@@ -84,6 +85,7 @@ _binary_cross_entropy = _pointwise("binary_cross_entropy", _bce)
 
 
 @primitive("binary_cross_entropy_with_logits")
+@saving_inputs
 def _bce_with_logits(a, b, weight, pos_weight, *, reduction):
     x, y = promoted(a, b)
     scale = 1 if pos_weight is None else (wide(pos_weight) - 1) * wide(y) + 1

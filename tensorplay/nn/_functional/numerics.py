@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +16,20 @@ _HALF = (np.dtype(np.float16), np.dtype(jnp.bfloat16))
 def wide(x: Any) -> Any:
     """``x`` in float32 where it is float16 or bfloat16."""
     return x.astype(np.float32) if x.dtype in _HALF else x
+
+
+def saving_inputs(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``fn``, of which the backward keeps its inputs alone, as they came.
+
+    For functions whose inside is cheap to compute again. Left to itself jax would keep what is
+    inside: masks, zeros, reshaped or widened copies of the inputs.
+    """
+
+    @functools.wraps(fn)
+    def run(*arrays: Any, **options: Any) -> Any:
+        return jax.checkpoint(functools.partial(fn, **options), prevent_cse=False)(*arrays)
+
+    return run
 
 
 @jax.custom_jvp

@@ -13,6 +13,7 @@ from ..._ops import reduce as reductions
 from ..._ops.primitive import primitive
 from ..._ops.promotion import promoted_float, strong
 from ..._tensor import Tensor, wrap_dim
+from .numerics import saving_inputs
 
 _JAX_MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
@@ -85,6 +86,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 
 
 @primitive("cosine_similarity")
+@saving_inputs
 def _cosine(a, b, *, dim, eps):
     x, y = promoted_float(*jnp.broadcast_arrays(a, b))
     return jnp.sum(_unit(x, dim, eps) * _unit(y, dim, eps), axis=dim)
