@@ -141,15 +141,19 @@ def result_dtype(operands: Any) -> Any:
         if result is None:
             result = found
         elif category(found) > category(result):
-            result = found if category(result) < 2 else _promote(result, found)
+            result = found if category(result) < 2 else _complex_of(result)
     return result
+
+
+def _complex_of(floating: Any) -> Any:
+    return np.dtype(np.complex128 if floating == np.float64 else np.complex64)
 
 
 def _weak_dtype(numpy_dtype: Any) -> Any:
     if category(numpy_dtype) == 2:
         return get_default_dtype().numpy
     if category(numpy_dtype) == 3:
-        return np.dtype(np.complex128 if get_default_dtype() is float64 else np.complex64)
+        return _complex_of(get_default_dtype().numpy)
     return np.dtype(numpy_dtype)
 
 

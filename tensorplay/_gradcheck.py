@@ -67,7 +67,7 @@ def _numerical(
     func: Callable[..., Any], args: Sequence[Any], x: Tensor, eps: float
 ) -> list[np.ndarray]:
     """For each output, the (elements of x, elements of the output) matrix of differences."""
-    start = x.numpy()
+    start = x.numpy(force=True)
     rows = []
     try:
         for i in range(start.size):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from .. import _dtypes
 from .._dtypes import dtype as Dtype
@@ -73,22 +74,18 @@ def detach(input: Tensor) -> Tensor:
 
 def result_type(tensor1: Any, tensor2: Any) -> Dtype:
     """The dtype of an operation on two tensors or numbers."""
-    arrays = [x._storage.array if isinstance(x, Tensor) else jnp.asarray(x) for x in (tensor1, tensor2)]
-    kinds = [_Kind(a.dtype, x.dim()) if isinstance(x, Tensor) else a for x, a in zip((tensor1, tensor2), arrays)]
-    return from_numpy_dtype(result_dtype(kinds))
+    return from_numpy_dtype(result_dtype([_Kind(x) for x in (tensor1, tensor2)]))
 
 
 class _Kind:
-    """A tensor as ``result_dtype`` sees it."""
+    """A tensor or a number as ``result_dtype`` sees it."""
 
-    weak_type = False
-
-    def __init__(self, dtype: Any, ndim: int) -> None:
-        self.dtype, self.ndim = dtype, ndim
+    def __init__(self, x: Any) -> None:
+        self.weak_type = not isinstance(x, Tensor)
+        self.dtype = np.asarray(x).dtype if self.weak_type else x.dtype.numpy
+        self.ndim = 0 if self.weak_type else x.dim()
 
 
 def can_cast(from_: Dtype, to: Dtype) -> bool:
     """Whether torch's promotion allows a result of ``from_`` to be stored in ``to``."""
-    kinds = _dtypes.category(from_.numpy), _dtypes.category(to.numpy)
-    unsigned = from_.is_signed and not to.is_signed and kinds[0] == kinds[1] == 1
-    return kinds[0] <= kinds[1] and not unsigned
+    return _dtypes.category(from_.numpy) <= _dtypes.category(to.numpy)

@@ -14,7 +14,7 @@ from .._dtypes import category, complex128, float64
 from .._dtypes import dtype as Dtype
 from .._tensor import Tensor
 from .primitive import Primitive, primitive
-from .promotion import as_float, promoted, promoted_float, strong
+from .promotion import as_float, as_sum, promoted, promoted_float, strong
 
 
 def _binary(name: str, fn: Callable[..., Any], **flags: Any) -> Primitive:
@@ -44,12 +44,18 @@ def _sum_of(a: Any, b: Any) -> Any:
 
 
 def _difference(a: Any, b: Any) -> Any:
-    a, b = promoted(a, b)
-    if a.dtype == np.bool_:
+    bools = [jnp.asarray(x).dtype == np.bool_ for x in (a, b)]
+    if all(bools):
+        raise RuntimeError(
+            "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or "
+            "`logical_xor()` operator instead."
+        )
+    if any(bools):
         raise RuntimeError(
             "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying "
             "to invert a mask, use the `~` or `logical_not()` operator instead."
         )
+    a, b = promoted(a, b)
     return a - b
 
 
@@ -94,7 +100,7 @@ ceil = _rounding("ceil", jnp.ceil)
 floor = _rounding("floor", jnp.floor)
 trunc = _rounding("trunc", jnp.trunc)
 frac = _unary("frac", lambda x: x - jnp.trunc(x))
-square = _unary("square", jnp.square, saves="input")
+square = _unary("square", lambda x: jnp.square(as_sum(x)) if x.dtype == np.bool_ else x * x, saves="input")
 exp = _unary_float("exp", jnp.exp, saves="result")
 exp2 = _unary_float("exp2", jnp.exp2, saves="result")
 expm1 = _unary_float("expm1", jnp.expm1, saves="result")

@@ -101,12 +101,17 @@ def _min_dim(x, *, dim, keepdim):
 
 @primitive("all", differentiable=False)
 def _all(x, *, dim, keepdim):
-    return jnp.all(x, axis=dim, keepdims=keepdim)
+    return _truth(jnp.all(x, axis=dim, keepdims=keepdim), x)
 
 
 @primitive("any", differentiable=False)
 def _any(x, *, dim, keepdim):
-    return jnp.any(x, axis=dim, keepdims=keepdim)
+    return _truth(jnp.any(x, axis=dim, keepdims=keepdim), x)
+
+
+def _truth(found: Any, x: Any) -> Any:
+    """bool, but uint8 for uint8, as torch has it."""
+    return found.astype(x.dtype) if x.dtype == np.uint8 else found
 
 
 @primitive("count_nonzero", differentiable=False)

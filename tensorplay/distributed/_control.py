@@ -357,10 +357,10 @@ class Link:
 
     def describe_lost(self, ranks: tuple[int, ...] | None = None) -> str:
         """Names the ranks that are gone, or that have left ``ranks``, and why."""
-        gone = [f"rank {rank} is gone ({why})" for rank, why in self.lost.items()]
+        gone = [f"rank {rank} is gone ({why})" for rank, why in list(self.lost.items())]
         gone += [
             f"rank {rank} has left ({message['why']})"
-            for rank, message in self.left.items()
+            for rank, message in list(self.left.items())
             if not self.lost and rank != self.rank and (ranks is None or rank in ranks)
         ]
         return "; ".join(gone)
