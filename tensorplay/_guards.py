@@ -3,258 +3,98 @@
 A compiled call must be indistinguishable from running the Python. So while the Python runs once to
 be traced, ``Watch`` sees every function that starts and every builtin that is called (through
 ``sys.setprofile``): calls with effects or with results from outside stop the trace, and the globals
-and closure cells that the functions name are remembered. ``freeze`` turns a value into something
-that compares by value; what is mutable is copied shallowly first, so that a trace that changed it
-can be undone.
+that the functions name are remembered (``Reads``).
 """
 
 from __future__ import annotations
 
 import builtins
-import enum
+import dis
 import functools
-import operator
-import struct
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from ._device import device
-from ._dtypes import dtype
+from ._freeze import Freezer, Snapshot, Unfrozen, is_fixed_code, is_library
 from ._state import state
 from ._tensor import Tensor
 
-_MAX_ITEMS = 20_000
-_MAX_ARRAY_BYTES = 1 << 20
 _PURE_MODULES = frozenset(
     {
         "builtins", "math", "cmath", "_operator", "operator", "itertools", "_functools",
         "_collections", "_struct", "_bisect", "_heapq", "_abc", "_typing", "_weakref", "copy",
-        "_contextvars", "_sre", "unicodedata", "_string", "_stat", "marshal", "_opcode",
-        "_tracemalloc", "gc", "zlib", "binascii", "_json", "sys", "_thread", "_warnings_filters",
+        "_contextvars", "_sre", "unicodedata", "_string", "_stat", "marshal", "_opcode", "gc",
+        "zlib", "binascii", "_json", "sys", "_thread", "collections", "functools", "types",
     }
 )  # fmt: skip
 _IMPURE_BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__"})
 _IMPURE_TYPE_MODULES = ("_io", "_random", "random", "_socket", "numpy.random", "select", "_queue")
-_OWN_PREFIX = __name__.partition(".")[0] + "."
-_LIBRARIES = ("jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum")
+_CLOCKS = frozenset({"now", "utcnow", "today"})
+_GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
+_ABSENT = object()
 
 
-class Unfrozen(Exception):
-    """A value cannot be compared by value; the message says why."""
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that a function names, read or written."""
+    return tuple(
+        dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS)
+    )
 
 
-class Freezer:
-    """Turns values into hashable ones that are equal exactly where the values are.
+class Read:
+    """One global that traced code named.
 
     Attributes:
-        mutable: every mutable object met, with a shallow copy of its content.
-        cells: every closure cell met, with its content.
-
-    Args:
-        special: called on each value first; returns its frozen form, or None to go on.
+        tensors: the tensors inside its value.
     """
 
-    def __init__(self, special: Callable[[Any], Any] = lambda value: None) -> None:
-        self.mutable: dict[int, tuple[Any, Any]] = {}
-        self.cells: list[tuple[Any, Any]] = []
-        self._special = special
-        self._inside: dict[int, int] = {}
-        self._items = 0
+    def __init__(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        self.namespace, self.name, self.value = namespace, name, value
+        freezer = Freezer()
+        self.frozen = None if value is _ABSENT else freezer.freeze(value)
+        self.snapshot = Snapshot(freezer)
+        self.tensors, self.codes = freezer.tensors, freezer.codes
 
-    def freeze(self, value: Any) -> Any:
-        """The frozen form of ``value``.
+    def now(self) -> Any:
+        return self.namespace.get(self.name, _ABSENT)
 
-        Raises:
-            Unfrozen: the value is an iterator, or too large to compare at every call.
-        """
-        kind = type(value)
-        if kind in (bool, int, str, bytes, types.NoneType, types.EllipsisType):
-            return (kind, value)
-        if kind is float:
-            return (float, struct.pack("d", value))
-        if isinstance(value, Tensor):
-            return self._tensor(value)
-        if isinstance(value, (dtype, device, enum.Enum, types.ModuleType)):
-            return (kind, value)
-        special = self._special(value)
-        if special is not None:
-            return special
-        if id(value) in self._inside:
-            return ("seen", self._inside[id(value)])
-        self._inside[id(value)] = len(self._inside)
-        self._items += 1
-        if self._items > _MAX_ITEMS:
-            raise Unfrozen("holds too many values to compare at every call")
-        return self._compound(kind, value)
+    def is_unchanged(self) -> bool:
+        """Whether it is the very same object with the very same parts."""
+        return self.now() is self.value and self.snapshot.unchanged()
 
-    def _compound(self, kind: type, value: Any) -> Any:
-        if isinstance(value, types.FunctionType):
-            return self._function(value)
-        if isinstance(value, types.MethodType):
-            return ("method", self.freeze(value.__func__), self._identity(value.__self__))
-        if isinstance(value, type):
-            return self._class(value)
-        if isinstance(value, (types.BuiltinFunctionType, np.ufunc)):
-            return ("builtin", value)
-        if isinstance(value, (tuple, frozenset)):
-            return (self.freeze_type(kind), tuple(self.freeze(v) for v in value))
-        if isinstance(value, (list, set)):
-            self.mutable[id(value)] = (value, kind(value))
-            return (self.freeze_type(kind), tuple(self.freeze(v) for v in value))
-        if isinstance(value, dict):
-            self.mutable[id(value)] = (value, dict(value))
-            return (self.freeze_type(kind), self._pairs(value))
-        if isinstance(value, np.ndarray):
-            return self._array(value)
-        if isinstance(value, functools.partial):
-            return ("partial", self.freeze((value.func, value.args, value.keywords)))
-        if hasattr(value, "__next__"):
-            raise Unfrozen(f"is an iterator ({kind.__name__}), whose position cannot be compared")
-        if hasattr(value, "__dict__") and not callable(value):
-            content = vars(value)
-            self.mutable[id(value)] = (value, dict(content))
-            return (self.freeze_type(kind), self._pairs(content))
-        return self._identity(value)
-
-    def freeze_type(self, kind: type) -> Any:
-        return kind if kind.__module__ == "builtins" else self.freeze(kind)
-
-    def _pairs(self, mapping: Any) -> Any:
-        return tuple((self.freeze(k), self.freeze(v)) for k, v in mapping.items())
-
-    def _identity(self, value: Any) -> Any:
-        return ("object", _ByIdentity(value))
-
-    def _tensor(self, value: Tensor) -> Any:
-        array = value._storage.array
-        return (
-            "tensor", type(value).__name__, tuple(value._array_shape()), str(array.dtype),
-            value._requires_grad, value._layout,
-        )  # fmt: skip
-
-    def _array(self, value: np.ndarray) -> Any:
-        if value.nbytes > _MAX_ARRAY_BYTES:
-            raise Unfrozen("is a numpy array too large to compare at every call")
-        return ("array", value.shape, value.dtype.str, value.tobytes())
-
-    def _function(self, value: types.FunctionType) -> Any:
-        if is_fixed_code(value.__module__):
-            return ("function", value)
-        cells = tuple(self._cell(c) for c in value.__closure__ or ())
-        defaults = self.freeze((value.__defaults__, value.__kwdefaults__))
-        return ("function", value.__code__, defaults, cells)
-
-    def _cell(self, cell: Any) -> Any:
+    def renewed(self) -> Read | None:
+        """The same global as it is now, if it is equal by value; else None."""
         try:
-            content = cell.cell_contents
-        except ValueError:
-            return "empty"
-        self.cells.append((cell, content))
-        return self.freeze(content)
+            fresh = Read(self.namespace, self.name, self.now())
+        except Unfrozen:
+            return None
+        return fresh if fresh.frozen == self.frozen else None
 
-    def _class(self, value: type) -> Any:
-        """Classes made by the same code with the same attributes are the same."""
-        if is_fixed_code(value.__module__):
-            return value
-        self.mutable[id(value)] = (value, dict(vars(value)))
-        own = tuple(
-            (name, self.freeze(v))
-            for name, v in vars(value).items()
-            if name not in _CLASS_NOISE and not isinstance(v, _DESCRIPTORS)
-        )
-        return ("class", value.__qualname__, tuple(self.freeze(b) for b in value.__bases__), own)
-
-
-_CLASS_NOISE = frozenset(
-    {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
-     "__static_attributes__", "__abstractmethods__", "_abc_impl", "__dataclass_fields__",
-     "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__"}
-)  # fmt: skip
-_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
-
-
-class _ByIdentity:
-    """Equal to what holds the very same object, which it keeps alive."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and self.value is other.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __repr__(self) -> str:
-        return f"<{type(self.value).__name__} at {id(self.value):#x}>"
-
-
-def is_library(module_name: str | None) -> bool:
-    """Whether code of that module is ours or jax's or numpy's, and so known to be pure."""
-    name = (module_name or "") + "."
-    return name.startswith(_OWN_PREFIX) or name.partition(".")[0] in _LIBRARIES
-
-
-def is_fixed_code(module_name: str | None) -> bool:
-    """Whether code of that module does not change while a program runs."""
-    top = (module_name or "").partition(".")[0]
-    return is_library(module_name) or (top in sys.stdlib_module_names and top != "__main__")
-
-
-class Snapshot:
-    """Mutable objects with their content at one moment, compared by identity of the parts."""
-
-    def __init__(self, freezer: Freezer) -> None:
-        self._objects = list(freezer.mutable.values())
-        self._cells = freezer.cells
-
-    def unchanged(self) -> bool:
-        """Whether every object still has the very same parts."""
-        for cell, before in self._cells:
-            if cell.cell_contents is not before:
-                return False
-        return all(_same_parts(value, before) for value, before in self._objects)
-
-    def undo(self) -> None:
-        """Gives every object its content back."""
-        for value, before in self._objects:
-            if isinstance(value, list):
-                value[:] = before
-            elif isinstance(value, (set, dict)):
-                value.clear()
-                value.update(before)
-            elif not isinstance(value, type):
-                vars(value).clear()
-                vars(value).update(before)
-
-
-def _same_parts(value: Any, before: Any) -> bool:
-    if isinstance(value, set):
-        return bool(value == before)
-    if isinstance(value, list):
-        return len(value) == len(before) and all(map(operator.is_, value, before))
-    now = value if isinstance(value, dict) else vars(value)
-    return (
-        len(now) == len(before)
-        and all(map(operator.is_, now.values(), before.values()))
-        and list(now) == list(before)
-    )
+    def undo(self) -> bool:
+        """Gives the global and its parts their former values; tells whether that was needed."""
+        if self.is_unchanged():
+            return False
+        if self.value is _ABSENT:
+            self.namespace.pop(self.name, None)
+        else:
+            self.namespace[self.name] = self.value
+        self.snapshot.undo()
+        return True
 
 
 class Watch:
     """Sees what the Python of one traced call runs and reads; see the module's docstring."""
 
     def __init__(self) -> None:
-        self.reads: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
-        self.freezer = Freezer()
-        self._codes: set[types.CodeType] = set()
+        self.reads: dict[tuple[int, str], Read] = {}
+        self.codes: set[types.CodeType] = set()
+        self._known: set[types.CodeType] = set()
         self._previous: Any = None
+
+    def expect(self, freezer: Freezer) -> None:
+        """Functions whose closures are guarded already."""
+        self._known |= freezer.codes
 
     def __enter__(self) -> Watch:
         self._previous = sys.getprofile()
@@ -266,39 +106,45 @@ class Watch:
 
     def _on_event(self, frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":
-            if frame.f_code not in self._codes:
-                self._codes.add(frame.f_code)
+            if frame.f_code not in self.codes:
+                self.codes.add(frame.f_code)
                 self._on_function(frame)
         elif event == "c_call":
             self._on_builtin(frame, arg)
 
     def _on_function(self, frame: types.FrameType) -> None:
-        if is_fixed_code(frame.f_globals.get("__name__")):
+        code, namespace = frame.f_code, frame.f_globals
+        if is_fixed_code(namespace.get("__name__")):
             return
-        names = frame.f_code.co_names
-        for name in names:
-            if name in frame.f_globals:
-                self._remember(frame.f_globals, name, frame.f_globals[name])
-        for name in frame.f_code.co_freevars:
-            if name in frame.f_locals:
-                self._frozen(f"variable {name!r}", frame.f_locals[name])
+        for name in _global_names(code):
+            value = namespace.get(name, _ABSENT)
+            if value is _ABSENT and hasattr(builtins, name):
+                continue
+            self._remember(namespace, name, value)
+            if isinstance(value, types.ModuleType) and not is_fixed_code(value.__name__):
+                for attribute in code.co_names:
+                    if attribute in vars(value):
+                        self._remember(vars(value), attribute, vars(value)[attribute])
+        self._check_closure(code)
+
+    def _check_closure(self, code: types.CodeType) -> None:
+        """Variables of an enclosing function must be guarded through a function met before."""
+        if code in self._known:
+            self._known.update(c for c in code.co_consts if isinstance(c, types.CodeType))
+        elif code.co_freevars:
+            state.trace.abort(
+                f"calls {code.co_qualname}, whose enclosing variables cannot be watched"
+            )
 
     def _remember(self, namespace: dict[str, Any], name: str, value: Any) -> None:
         key = (id(namespace), name)
-        if key not in self.reads:
-            frozen = self._frozen(f"global {name!r}", value)
-            self.reads[key] = (namespace, name, value, frozen)
-
-    def _frozen(self, what: str, value: Any) -> Any:
-        """``value`` frozen; a value that cannot be stops the trace."""
-        own = Freezer()
+        if key in self.reads:
+            return
         try:
-            frozen = own.freeze(value)
+            read = self.reads[key] = Read(namespace, name, value)
         except Unfrozen as error:
-            state.trace.abort(f"reads {what}, which {error}")
-        self.freezer.mutable.update(own.mutable)
-        self.freezer.cells.extend(own.cells)
-        return frozen
+            state.trace.abort(f"reads global {name!r}, which {error}")
+        self._known |= read.codes
 
     def _on_builtin(self, frame: types.FrameType, function: Any) -> None:
         if is_library(frame.f_globals.get("__name__")):
@@ -306,69 +152,55 @@ class Watch:
         owner = getattr(function, "__self__", None)
         name = getattr(function, "__qualname__", repr(function))
         if owner is None or isinstance(owner, types.ModuleType):
-            module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
-            if module == "builtins" and name in _IMPURE_BUILTINS:
-                state.trace.abort(f"calls {name}()")
-            if module not in _PURE_MODULES and not is_library(module):
-                state.trace.abort(f"calls {module}.{name}()")
-            if module.startswith("numpy.random"):
-                state.trace.abort(f"calls {module}.{name}()")
+            module = getattr(function, "__module__", None) or getattr(owner, "__name__", "builtins")
+            impure = module == "builtins" and name in _IMPURE_BUILTINS
+            unknown = module not in _PURE_MODULES and not is_library(module)
+            if impure or unknown or module.startswith("numpy.random"):
+                state.trace.abort(f"calls {name}()" if impure else f"calls {module}.{name}()")
             return
         kind = owner if isinstance(owner, type) else type(owner)
-        if any(c.__module__.startswith(_IMPURE_TYPE_MODULES) for c in kind.__mro__):
+        if (
+            any(c.__module__.startswith(_IMPURE_TYPE_MODULES) for c in kind.__mro__)
+            or (isinstance(owner, type) and name.rpartition(".")[2] in _CLOCKS)
+            or not (is_fixed_code(kind.__module__) or kind.__flags__ & _HEAP_TYPE)
+        ):
             state.trace.abort(f"calls {name}() of a {kind.__module__}.{kind.__name__}")
 
-    def snapshot(self) -> Snapshot:
-        """The mutable objects that the functions named, as they were when first seen."""
-        return Snapshot(self.freezer)
+    def undo(self) -> list[str]:
+        """Gives globals that the traced code changed their former values; tells which."""
+        return [read.name for read in self.reads.values() if read.undo()]
 
-    def changed_globals(self) -> list[str]:
-        """Names of globals that the traced code rebound; they get their former values back."""
-        changed = []
-        for namespace, name, value, _ in self.reads.values():
-            if namespace.get(name, builtins) is not value:
-                changed.append(name)
-                namespace[name] = value
-        return changed
+
+_HEAP_TYPE = 1 << 9
+
+Location = tuple[int, int]
 
 
 class Reads:
     """The globals that a trace read, for comparing at later calls."""
 
     def __init__(self, watch: Watch) -> None:
-        self._entries = list(watch.reads.values())
-        self._snapshot = Snapshot(watch.freezer)
+        self._reads = list(watch.reads.values())
 
-    def difference(self) -> str | None:
-        """The first global that is not what it was, or None."""
-        same_content = self._snapshot.unchanged()
-        for namespace, name, value, frozen in self._entries:
-            now = namespace.get(name, builtins)
-            if (now is value and same_content) or _freezes_to(now, frozen):
-                continue
-            return f"global {name!r}"
+    def hold(self) -> bool:
+        """Whether all globals are equal by value to what the trace read."""
+        for i, read in enumerate(self._reads):
+            if not read.is_unchanged():
+                fresh = read.renewed()
+                if fresh is None:
+                    return False
+                self._reads[i] = fresh
+        return True
+
+    def locate(self, tensor: Tensor) -> tuple[str, int] | None:
+        """Where among the globals a tensor is found: (name, number); None if it is not."""
+        for read in self._reads:
+            for number, found in enumerate(read.tensors):
+                if found is tensor:
+                    return read.name, number
         return None
 
-
-def _freezes_to(value: Any, frozen: Any) -> bool:
-    try:
-        return bool(Freezer().freeze(value) == frozen)
-    except Unfrozen:
-        return False
-
-
-def paused_profile(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs ``fn`` without the profile function: what happens inside is known to be pure."""
-
-    @functools.wraps(fn)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        previous = sys.getprofile()
-        if previous is None:
-            return fn(*args, **kwargs)
-        sys.setprofile(None)
-        try:
-            return fn(*args, **kwargs)
-        finally:
-            sys.setprofile(previous)
-
-    return run
+    def tensor_at(self, location: tuple[str, int]) -> Tensor:
+        """The tensor that is there now."""
+        name, number = location
+        return next(r.tensors[number] for r in self._reads if r.name == name and r.tensors)

@@ -10,16 +10,17 @@ position only, so that all ranks of a process can share it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr
 
 from ._device import device_of
-from ._guards import Freezer, Reads, Snapshot, Unfrozen, Watch
+from ._freeze import Freezer, Snapshot
+from ._guards import Reads, Watch
 from ._ops.random import default_generator
 from ._ops.views import view_through
 from ._program import dependencies, depends, per_rank_program
@@ -64,71 +65,27 @@ class Fingerprint:
 
     Attributes:
         key: hashable; equal where the trees are equal.
-        snapshot: the mutable objects met, to see changes that no attribute assignment made.
+        tensors: the tensors of the tree that are not sharded, one per storage: outside tensors.
+        snapshot: the mutable objects met, to see changes.
 
     Raises:
         Unfrozen: an attribute cannot be compared by value; the message names it.
     """
 
     def __init__(self, root: Module) -> None:
-        self._numbers: dict[int, int] = {}
-        self._tensors: dict[int, int] = {}
-        self._freezer = Freezer(self._special)
-        self._pending: list[Module] = []
-        self._enter(root)
-        found = []
-        while self._pending:
-            found.append(self._of_module(self._pending.pop()))
-        self.key = tuple(found)
-        self.snapshot = Snapshot(self._freezer)
-
-    def _enter(self, module: Module) -> int:
-        if id(module) not in self._numbers:
-            self._numbers[id(module)] = len(self._numbers)
-            self._pending.append(module)
-        return self._numbers[id(module)]
-
-    def _special(self, value: Any) -> Any:
-        if isinstance(value, Module):
-            return ("module", self._enter(value))
-        guard = getattr(type(value), "__guard__", None)
-        return None if guard is None else ("guard", self._freezer.freeze(guard(value)))
-
-    def _of_module(self, module: Module) -> Any:
-        own = module.__dict__
-        return (
-            self._freezer.freeze(type(module)),
-            tuple(
-                (name, self._attribute(module, name, value))
-                for name, value in own.items()
-                if name not in _REGISTRIES
-            ),
-            tuple((n, self._tensor(p)) for n, p in own["_parameters"].items()),
-            tuple((n, self._tensor(b)) for n, b in own["_buffers"].items()),
-            tuple((n, self._special(m)) for n, m in own["_modules"].items() if m is not None),
-            tuple(self._attribute(module, n, tuple(own[n].values())) for n in _CALL_HOOKS),
-        )
-
-    def _attribute(self, module: Module, name: str, value: Any) -> Any:
-        try:
-            return self._freezer.freeze(value)
-        except Unfrozen as error:
-            raise Unfrozen(f"attribute {name!r} of {type(module).__name__} {error}") from None
-
-    def _tensor(self, tensor: Tensor | None) -> Any:
-        if tensor is None:
-            return None
-        number = self._tensors.setdefault(id(tensor), len(self._tensors))
-        shape = tensor.shape if tensor._layout is None else tensor._layout.global_shape
-        return (number, tuple(shape), tensor._storage.array.dtype, tensor._requires_grad)
+        self.freezer = Freezer()
+        self.key = self.freezer.freeze(root)
+        self.snapshot = Snapshot(self.freezer)
+        self.tensors = distinct(t for t in self.freezer.tensors if t._gradient_edge is None)
 
 
-_CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-_REGISTRIES = frozenset(
-    {"_parameters", "_buffers", "_modules", *_CALL_HOOKS, "_state_dict_hooks",
-     "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
-     "_non_persistent_buffers_set"}
-)  # fmt: skip
+def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The plain tensors with values, the first of each storage."""
+    found: dict[Storage, Tensor] = {}
+    for t in tensors:
+        if t._layout is None and not t.is_meta:
+            found.setdefault(t._storage, t)
+    return list(found.values())
 
 
 def first_difference(old: Any, new: Any) -> str:
@@ -192,6 +149,8 @@ class StagedCall:
         tensors: how to make the tensors of the result.
         reads: globals read.
         pull_back: the vjp's tree, to trace backward programs from.
+        extra: where outside tensors beyond those of the module tree are among the globals.
+        key: what its compiled programs are shared by.
     """
 
     forward: Jaxpr
@@ -208,7 +167,20 @@ class StagedCall:
     pull_back: Any
     value_avals: list[Any]
     constants: list[np.ndarray] = dataclasses.field(default_factory=list)
+    extra: tuple[Any, ...] = ()
+    key: Any = None
     traced_backward: dict[Any, Jaxpr] = dataclasses.field(default_factory=dict)
+    _digest: Any = None
+
+    @property
+    def digest(self) -> Any:
+        """Equal for calls with the same programs and results, whoever traced them."""
+        if self._digest is None:
+            self._digest = (
+                str(self.forward), str(self.result), tuple(self.tensors), self.differentiated,
+                self.written, tuple(c.tobytes() for c in self.constants),
+            )  # fmt: skip
+        return self._digest
 
     @property
     def residuals(self) -> list[Any]:
@@ -259,10 +231,9 @@ def _aval(v: Any) -> Any:
 
 
 class Tracing:
-    """Traces one call of ``root``.
+    """Traces one call.
 
     Args:
-        root: the module whose tree the call belongs to.
         run: what to call.
         arguments, structure: of ``(args, kwargs)``; see ``_structure``.
         outside: tensors from outside that are inputs, each the first of its storage.
@@ -273,7 +244,6 @@ class Tracing:
 
     def __init__(
         self,
-        root: Module,
         run: Callable[..., Any],
         arguments: list[Tensor],
         structure: Any,
@@ -281,7 +251,7 @@ class Tracing:
         groups: dict[Any, Any],
         mesh: Any,
     ) -> None:
-        self.root, self.run, self.arguments, self.structure = root, run, arguments, structure
+        self.run, self.arguments, self.structure = run, arguments, structure
         self.outside, self.groups, self.mesh = outside, groups, mesh
         self.trace = Trace(default_generator(), self._place())
         self.trace.owner = self

@@ -146,7 +146,7 @@ def _basic_chain(x: Tensor, items: list[Any]) -> _views.Chain:
 
 def _int_index(item: Any, dim: int, size: int) -> int:
     if not hasattr(item, "__index__"):
-        raise IndexError(
+        raise (TypeError if isinstance(item, str) else IndexError)(
             "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are "
             f"valid indices (got {type(item).__name__})"
         )

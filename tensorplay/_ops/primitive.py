@@ -19,7 +19,7 @@ from jax import lax
 
 from .._dtypes import from_numpy_dtype
 from .._graph import Node
-from .._guards import paused_profile
+from .._profile import paused_profile
 from .._state import state
 from .._tensor import Meta, Storage, Tensor, wrap
 

@@ -178,12 +178,27 @@ def launch(mesh: Mesh, program: Program, args: Sequence[Spread | jax.Array]) -> 
             _failures.check(plan.ranks)
         _failures.launched(plan.ranks)
     try:
-        outputs = program(
-            *[a.global_array if isinstance(a, Spread) else plan.assemble([a]) for a in args]
-        )
+        arrays = [a.global_array if isinstance(a, Spread) else plan.assemble([a]) for a in args]
+        with jax.enable_x64(True):
+            outputs = program(*arrays)
     except Exception as error:
         _raise_translated(error)
     return [Spread(mesh, None, output) for output in outputs]
+
+
+def agree(mesh: Mesh, what: str, value: Hashable) -> bool:
+    """Whether all rank threads of ``mesh`` brought equal values; every one of them must call this.
+
+    Ranks that are processes do not meet; for them the answer is True.
+    """
+    world = current_world()
+    if world.rendezvous is None or mesh.size == 1:
+        return True
+    ranks = _plan(mesh).ranks
+    answer: bool = world.rendezvous.meet(
+        world.rank, ranks, what, what, value, lambda values: all(v == values[0] for v in values)
+    )
+    return answer
 
 
 def _raise_translated(error: Exception) -> None:
@@ -209,7 +224,8 @@ def _launch_together(
     def run(everyones: Sequence[list[Spread]]) -> Sequence[jax.Array]:
         _check_same_args(plan, everyones)
         together = zip(*everyones, strict=True)
-        with jax.default_device(world.devices[0]):  # part of jit's cache key: equal on all ranks
+        # the default device is part of jit's cache key: equal on all ranks
+        with jax.default_device(world.devices[0]), jax.enable_x64(True):
             return program(*[_assemble_together(plan, values) for values in together])
 
     name = getattr(program, "__name__", "a program")

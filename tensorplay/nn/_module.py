@@ -85,10 +85,13 @@ class Module:
 
     # --- attributes --------------------------------------------------------------------------
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def _note_change(self, name: str) -> None:
         if state.trace is not None:
             state.trace.on_setattr(self, name)
         _changed()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._note_change(name)
         own = self.__dict__
         parameters = own.get("_parameters")
         if isinstance(value, Parameter):
@@ -143,9 +146,7 @@ class Module:
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __delattr__(self, name: str) -> None:
-        if state.trace is not None:
-            state.trace.on_setattr(self, name)
-        _changed()
+        self._note_change(name)
         for kind in ("_parameters", "_buffers", "_modules"):
             if name in self.__dict__.get(kind, ()):
                 del self.__dict__[kind][name]
@@ -166,6 +167,7 @@ class Module:
     def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Adds a parameter (or None) under ``name``."""
         _require_init(self.__dict__.get("_parameters"), "parameter")
+        self._note_change(name)
         _check_name(self, name, "parameter", "_parameters")
         if param is not None and not isinstance(param, Parameter):
             raise TypeError(
@@ -179,11 +181,11 @@ class Module:
                 "the value in the forward() method."
             )
         self._parameters[name] = param
-        _changed()
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Adds a tensor that is no parameter; part of the state dict if ``persistent``."""
         _require_init(self.__dict__.get("_buffers"), "buffer")
+        self._note_change(name)
         _check_name(self, name, "buffer", "_buffers")
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(
@@ -196,15 +198,14 @@ class Module:
             if persistent
             else self._non_persistent_buffers_set.add
         )(name)
-        _changed()
 
     def register_module(self, name: str, module: Module | None) -> None:
         """Adds a child module (or None) under ``name``."""
+        self._note_change(name)
         _check_name(self, name, "module", "_modules")
         if module is not None and not isinstance(module, Module):
             raise TypeError(f"{_type_name(module)} is not a Module subclass")
         self._modules[name] = module
-        _changed()
 
     add_module = register_module
 

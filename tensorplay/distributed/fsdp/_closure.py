@@ -8,6 +8,7 @@ with one warning that says why; FSDP modules below it then compile on their own.
 from __future__ import annotations
 
 import dataclasses
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +17,14 @@ import jax
 import numpy as np
 
 from ..._graph import Node
-from ..._guards import Unfrozen
+from ..._freeze import Unfrozen
 from ..._ops.random import default_generator
+from ..._guards import Reads
 from ..._staged import (
     Fingerprint,
     StagedCall,
     Tracing,
+    distinct,
     first_difference,
     make_result,
     signature,
@@ -30,7 +33,8 @@ from ..._state import state as thread
 from ..._structure import flatten
 from ..._tensor import Tensor, state_changes, wrap
 from ..._trace import Untraceable
-from .._spmd import Spread, launch, shared_program
+from .._spmd import Spread, agree, launch, shared_program
+from .._world import current_world
 from ._param_group import FSDPParamGroup, ShardedState
 from ._programs import Backward, GroupReduction, GroupUse, Plan
 from ._state import states_below
@@ -52,14 +56,27 @@ class Entry:
 
     Attributes:
         staged: its programs, or the decision to run eagerly.
-        extra: outside tensors beyond those of the module tree.
+        extra: where outside tensors beyond those of the module tree are among the globals.
+        count: of ``state_changes`` when the fingerprint was taken.
     """
 
     signature: Any
     fingerprint: Fingerprint | None
     staged: StagedCall | Eagerly
-    extra: list[Tensor]
+    extra: tuple[Any, ...]
     count: int
+
+    def outside(self) -> list[Tensor]:
+        """The outside tensors as they are now."""
+        assert self.fingerprint is not None
+        if not self.extra:
+            return self.fingerprint.tensors
+        reads = self.staged.reads  # type: ignore[union-attr]
+        return [*self.fingerprint.tensors, *map(reads.tensor_at, self.extra)]
+
+    def holds(self) -> bool:
+        """Whether the globals are what they were."""
+        return isinstance(self.staged, Eagerly) or self.staged.reads.hold()
 
 
 class CompiledCalls:
@@ -75,18 +92,18 @@ class CompiledCalls:
         self._entries: dict[Any, list[Entry]] = {}
         self._last: Entry | None = None
         self._warned: set[str] = set()
-        self._tree: tuple[int, list[FSDPParamGroup], list[Tensor]] | None = None
+        self._tree: tuple[int, list[FSDPParamGroup]] | None = None
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Any, method: str = "") -> Any:
         """Calls ``call(*args, **kwargs)``: the module, or one of its methods."""
         tensors, structure = flatten((args, kwargs))
-        groups, outside = self._of_tree()
+        groups = self._groups()
         for group in groups:
             group.adopt_replacements()
             group.refuse_meta()
         entry = self._entry(call, tensors, structure, method)
         if isinstance(entry.staged, StagedCall):
-            return self._run_compiled(entry, groups, tensors, [*outside, *entry.extra])
+            return self._run_compiled(entry, groups, tensors)
         for group in groups:
             group.hide_traced()
         try:
@@ -99,12 +116,11 @@ class CompiledCalls:
 
     # --- finding -----------------------------------------------------------------------------
 
-    def _of_tree(self) -> tuple[list[FSDPParamGroup], list[Tensor]]:
-        """The groups of the module tree, and its other tensors, one per storage."""
+    def _groups(self) -> list[FSDPParamGroup]:
+        """The groups of the module tree."""
         if self._tree is None or self._tree[0] != state_changes.count:
-            groups = self.state.groups()
-            self._tree = (state_changes.count, groups, _outside_tensors(self.state.module))
-        return self._tree[1], self._tree[2]
+            self._tree = (state_changes.count, self.state.groups())
+        return self._tree[1]
 
     def _entry(
         self, call: Callable[..., Any], tensors: list[Tensor], structure: Any, method: str
@@ -117,7 +133,7 @@ class CompiledCalls:
                 return self._find(call, tensors, structure, key)
             except Unfrozen as error:
                 reason = f"reads something that {error}"
-        return Entry(None, None, Eagerly(reason), [], -1)
+        return Entry(None, None, Eagerly(reason), (), -1)
 
     def _find(
         self, call: Callable[..., Any], tensors: list[Tensor], structure: Any, key: Any
@@ -133,7 +149,7 @@ class CompiledCalls:
         fingerprint = Fingerprint(self.state.module)
         found = self._entries.setdefault((key, fingerprint.key), [])
         for entry in found:
-            if isinstance(entry.staged, Eagerly) or entry.staged.reads.difference() is None:
+            if entry.holds():
                 entry.fingerprint, entry.count = fingerprint, state_changes.count
                 self._last = entry
                 return entry
@@ -149,9 +165,11 @@ class CompiledCalls:
                 found.remove(entry)
 
     def _still_holds(self, entry: Entry) -> bool:
-        if entry.fingerprint is None or not entry.fingerprint.snapshot.unchanged():
-            return False
-        return isinstance(entry.staged, Eagerly) or entry.staged.reads.difference() is None
+        return (
+            entry.fingerprint is not None
+            and entry.fingerprint.snapshot.unchanged()
+            and entry.holds()
+        )
 
     # --- tracing -----------------------------------------------------------------------------
 
@@ -164,71 +182,19 @@ class CompiledCalls:
         fingerprint: Fingerprint,
     ) -> Entry:
         """Traces the call; where that fails, the entry says to run it eagerly."""
-        extra: list[Tensor] = []
-        for _ in range(_MAX_OUTSIDE_ROUNDS):
-            known = len(extra)
-            try:
-                staged: Any = self._stage(call, tensors, structure, key, fingerprint, extra)
-            except Untraceable as stop:
-                if len(extra) > known and stop.reason == "reads tensors from outside":
-                    continue
-                staged = Eagerly(stop.reason)
-            except Exception as error:
-                self._undo(fingerprint)
-                staged = Eagerly(f"raised {type(error).__name__} while traced: {error}")
-            self._count_trace(key, fingerprint)
-            return Entry(key, Fingerprint(self.state.module), staged, extra, state_changes.count)
-        return Entry(key, fingerprint, Eagerly("reads ever new tensors from outside"), [], -1)
+        request = _Request(self.state, call, tensors, structure, fingerprint)
+        staged = _shared(("staged", self.state.mesh.jax_mesh, key, fingerprint.key), request)
+        self._count_trace(key, fingerprint)
+        if not self._agreed(staged):
+            staged = Eagerly("is not the same on all ranks")
+        fresh = Fingerprint(self.state.module)
+        extra = () if isinstance(staged, Eagerly) else staged.extra
+        return Entry(key, fresh, staged, extra, state_changes.count)
 
-    def _stage(
-        self,
-        call: Callable[..., Any],
-        tensors: list[Tensor],
-        structure: Any,
-        key: Any,
-        fingerprint: Fingerprint,
-        extra: list[Tensor],
-    ) -> StagedCall:
-        groups, outside = self._of_tree()
-        mesh = self.state.mesh.jax_mesh
-
-        def build() -> StagedCall:
-            tracing = Tracing(
-                self.state.module,
-                lambda *args, **kwargs: self.state.run_traced(call, args, kwargs),
-                tensors,
-                structure,
-                [*outside, *extra],
-                {g: g.whole_avals() for g in groups},
-                mesh,
-            )
-            try:
-                staged = tracing.stage()
-            except Untraceable:
-                extra.extend(tracing.trace.missing.values())
-                self._undo(fingerprint)
-                raise
-            finally:
-                for g in groups:
-                    g.end_trace()
-            self._refuse_side_effects(tracing, fingerprint)
-            return staged
-
-        ties = tuple(id(t) for t in extra)
-        return shared_program(("staged", mesh, key, fingerprint.key, ties), build)
-
-    def _refuse_side_effects(self, tracing: Tracing, fingerprint: Fingerprint) -> None:
-        """Raises Untraceable, with everything put back, if the Python changed its surroundings."""
-        names = tracing.watch.changed_globals()
-        seen = tracing.watch.snapshot()
-        if names or not seen.unchanged() or not fingerprint.snapshot.unchanged():
-            seen.undo()
-            self._undo(fingerprint)
-            what = f"the global {names[0]!r}" if names else "an object from outside"
-            raise Untraceable(f"changes {what}")
-
-    def _undo(self, fingerprint: Fingerprint) -> None:
-        fingerprint.snapshot.undo()
+    def _agreed(self, staged: StagedCall | Eagerly) -> bool:
+        """Whether all rank threads found the same programs, or all run eagerly."""
+        digest = None if isinstance(staged, Eagerly) else staged.digest
+        return agree(self.state.mesh.jax_mesh, "the choice how to run a forward", digest)
 
     def _count_trace(self, key: Any, fingerprint: Fingerprint) -> None:
         self.traces += 1
@@ -262,7 +228,6 @@ class CompiledCalls:
         entry: Entry,
         groups: list[FSDPParamGroup],
         arguments: list[Tensor],
-        outside: list[Tensor],
     ) -> Any:
         staged: StagedCall = entry.staged  # type: ignore[assignment]
         keeps = self._groups_that_keep()
@@ -273,7 +238,7 @@ class CompiledCalls:
             given = group.state is ShardedState.UNSHARDED
             uses.append(GroupUse(group.spec, given, group in keeps))
         plan = self._plan(staged, tuple(uses))
-        call = _Call(self, staged, plan, groups, arguments, outside)
+        call = _Call(self, staged, plan, groups, arguments, entry.outside())
         return call.forward()
 
     def _groups_that_keep(self) -> set[FSDPParamGroup]:
@@ -284,8 +249,94 @@ class CompiledCalls:
     def _plan(self, staged: StagedCall, uses: tuple[GroupUse, ...]) -> Plan:
         jax_mesh = self.state.mesh.jax_mesh
         return shared_program(
-            ("plan", id(staged), uses), lambda: Plan(staged, uses, jax_mesh)
+            ("plan", jax_mesh, staged.key, uses), lambda: Plan(staged, uses, jax_mesh)
         )
+
+
+@dataclasses.dataclass
+class _Request:
+    """What to trace."""
+
+    state: Any
+    call: Callable[..., Any]
+    tensors: list[Tensor]
+    structure: Any
+    fingerprint: Fingerprint
+
+    def stage(self) -> StagedCall | Eagerly:
+        """Traces, again with more outside tensors where that is needed."""
+        extra: dict[Any, Tensor] = {}
+        for _ in range(_MAX_OUTSIDE_ROUNDS):
+            tracing = self._tracing([*self.fingerprint.tensors, *extra.values()])
+            try:
+                staged = self._stage_once(tracing)
+            except Untraceable as stop:
+                if not tracing.trace.missing or stop.reason != "reads tensors from outside":
+                    return Eagerly(stop.reason)
+                reads = Reads(tracing.watch)
+                for tensor in tracing.trace.missing.values():
+                    place = reads.locate(tensor)
+                    if place is None:
+                        return Eagerly("reads a tensor that cannot be found again")
+                    extra[place] = tensor
+                continue
+            except Exception as error:
+                return Eagerly(f"raised {type(error).__name__} while traced: {error}")
+            staged.extra = tuple(extra)
+            return staged
+        return Eagerly("reads ever new tensors from outside")
+
+    def _tracing(self, outside: list[Tensor]) -> Tracing:
+        groups = {g: g.whole_avals() for g in self.state.groups()}
+        tracing = Tracing(
+            lambda *args, **kwargs: self.state.run_traced(self.call, args, kwargs),
+            self.tensors,
+            self.structure,
+            distinct(outside),
+            groups,
+            self.state.mesh.jax_mesh,
+        )
+        tracing.watch.expect(self.fingerprint.freezer)
+        return tracing
+
+    def _stage_once(self, tracing: Tracing) -> StagedCall:
+        """One trace, after which everything that it changed is put back.
+
+        Raises:
+            Untraceable: the Python changed its surroundings, or as ``Tracing.stage``.
+        """
+        try:
+            staged = tracing.stage()
+        finally:
+            for group in tracing.groups:
+                group.hide_traced()
+                group.end_trace()
+            names = tracing.watch.undo()
+            changed = not self.fingerprint.snapshot.unchanged()
+            self.fingerprint.snapshot.undo()
+        if names or changed:
+            what = f"the global {names[0]!r}" if names else "an object from outside"
+            raise Untraceable(f"changes {what}")
+        return staged
+
+
+tracing_lock = threading.RLock()
+
+
+def _shared(key: Any, request: _Request) -> StagedCall | Eagerly:
+    """A staged call whose globals hold, traced once for all ranks of this process."""
+    with tracing_lock:
+        known: list[StagedCall] = shared_program(key, list)
+        for staged in known:
+            if staged.reads.hold():
+                return staged
+        found = request.stage()
+        if isinstance(found, StagedCall):
+            found.key = (key, len(known))
+            if current_world().kind == "threads":
+                found.key = found.digest
+            known.append(found)
+        return found
 
 
 class _Call:
@@ -474,18 +525,6 @@ def _unfit_argument(tensors: list[Tensor]) -> str | None:
         if t.is_meta:
             return "takes a meta tensor"
     return None
-
-
-def _outside_tensors(module: Any) -> list[Tensor]:
-    """Plain parameters, buffers and tensor attributes of the tree, the first of each storage."""
-    found: dict[Any, Tensor] = {}
-    for m in module.modules():
-        candidates = [*m._parameters.values(), *m._buffers.values(), *m.__dict__.values()]
-        for t in candidates:
-            if isinstance(t, Tensor) and t._layout is None and not t.is_meta:
-                if t._gradient_edge is None:
-                    found.setdefault(t._storage, t)
-    return list(found.values())
 
 
 def _wholes(group: FSDPParamGroup) -> list[Any]:

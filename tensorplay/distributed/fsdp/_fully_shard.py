@@ -75,7 +75,9 @@ def fully_shard(
 
 @functools.cache
 def _fsdp_class(cls: type[Module]) -> type[Module]:
-    return type(f"{cls.__name__}FSDPModule", (FSDPModule, cls), {"__deepcopy__": _refuse_deepcopy})
+    name = f"{cls.__name__}FSDPModule"
+    own = {"__deepcopy__": _refuse_deepcopy, "__module__": cls.__module__}
+    return type(name, (FSDPModule, cls), own)
 
 
 def _refuse_deepcopy(self: Any, memo: Any) -> NoReturn:
@@ -114,6 +116,17 @@ class FSDPModule:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._fsdp_state.refuse_direct_forward()
         return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``Module.state_dict``; sharded parameters are given as shards."""
+        for state in states_below(self):  # type: ignore[arg-type]
+            if state.group is not None:
+                state.group.to_sharded()
+        return super().state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.reshard()
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gathers this module's group and shows the whole parameters until ``reshard()``.

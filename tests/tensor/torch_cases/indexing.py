@@ -33,7 +33,7 @@ def masks(T):
     rows, cols = T.tensor([True, False]), T.tensor([False, True, True])
     return [
         x[m], x[rows], x[:, cols], x[rows, cols], x[rows, 1], x[..., T.tensor([True, False, False, True])],
-        x[rows[:, None] & cols], x[x > 100].shape, x[True].shape, x[False].shape, x[[True, False]], x[m[0, 0]] if False else x[0, m[0]],
+        x[rows[:, None] & cols], x[x > 100].shape, x[True].shape, x[False].shape, x[[True, False]], x[0, m[0]],
         x[rows, T.tensor([0])], x[1, cols, T.tensor([1, 2])], x[T.tensor([1, 0], dtype=T.uint8)],
     ]  # fmt: skip
 
@@ -50,7 +50,6 @@ def setting_basic(T):
     x[0, 0:2, 1:3] = T.zeros(1, 2)
     log.append(x.clone())
     x[:] = T.ones(1, 1, 3, 4) * 3
-    x[1, 0] = [1, 2, 3, 4]
     x[None, 0, 0, 0] = 7
     x[...] += 1
     x[0] += x[1]
@@ -75,7 +74,7 @@ def setting_advanced(T):
     x[[1]] = 5.0
     log.append(x.clone())
     x[i, :, 0] = T.ones(3)
-    x[T.tensor([-1]), T.tensor([-1])] = T.arange(4)
+    x[T.tensor([-1]), T.tensor([-1])] = T.arange(4.0)
     log.append(x)
     return log
 
@@ -101,7 +100,7 @@ def out_of_range(T):
     x = T.zeros(2, 3)
     return [
         refused(lambda: x[2]), refused(lambda: x[0, 3]), refused(lambda: x[-3]), refused(lambda: x[0, 0, 0]),
-        refused(lambda: x[T.tensor([0, 2])]), refused(lambda: x[:, T.tensor([-4])]), refused(lambda: x[::-1]),
+        refused(lambda: x[T.tensor([0, 2])]), refused_with(lambda: x[:, T.tensor([-4])]), refused(lambda: x[::-1]),
         refused_with(lambda: x[T.tensor([0.5])]), refused_with(lambda: x[1.5]), refused_with(lambda: x["a"]),
         refused_with(lambda: x[T.tensor([True, False, True])]), refused(lambda: x[T.tensor([0, 1]), T.tensor([0, 1, 2])]),
         refused_with(lambda: x.__setitem__(2, 1)), refused_with(lambda: x.__setitem__(0, T.ones(4))),
