@@ -1,6 +1,7 @@
 """tensorplay: PyTorch's imperative training API on JAX."""
 
 from . import autograd as autograd
+from . import linalg as linalg
 from . import distributed as distributed
 from . import nn as nn
 from . import optim as optim

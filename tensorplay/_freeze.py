@@ -6,6 +6,7 @@ comparing parts by identity, and can be undone.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import enum
 import functools
@@ -31,6 +32,7 @@ _CLASS_NOISE = frozenset(
      "__static_attributes__", "__abstractmethods__", "_abc_impl", "__dataclass_fields__",
      "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__", "__slots__"}
 )  # fmt: skip
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REGISTRIES = frozenset(
@@ -143,7 +145,7 @@ class Freezer:
 
     def _attributes(self, kind: type, value: Any) -> Any:
         """Attributes of an object of the user's; None for what has none or is not the user's."""
-        if is_fixed_code(kind.__module__):
+        if is_fixed_code(kind.__module__) and kind not in _NAMESPACES:
             return None
         found: dict[str, Any] = {}
         if hasattr(value, "__dict__"):

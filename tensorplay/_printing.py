@@ -75,8 +75,6 @@ class _Formatter:
                 self._choose(finite)
         else:
             self.width = max((len(f"{v}") for v in values.tolist()), default=1)
-        if options.sci_mode is not None:
-            self.scientific = options.sci_mode
 
     def _choose(self, finite: np.ndarray) -> None:
         magnitude = np.abs(finite)
@@ -85,6 +83,8 @@ class _Formatter:
         self.scientific = (
             largest / smallest > 1000 or largest > 1e8 or (not self.whole and smallest < 1e-4)
         )
+        if options.sci_mode is not None:
+            self.scientific = options.sci_mode
         style = "e" if self.scientific else "f"
         digits = 0 if self.whole and not self.scientific else options.precision
         extra = 1 if self.whole and not self.scientific else 0

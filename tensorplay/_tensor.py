@@ -262,7 +262,7 @@ class Tensor:
         if state.trace is not None:
             state.trace.abort("reads the value of a tensor")
         if self.is_meta:
-            raise RuntimeError("Tensor.item() cannot be called on meta tensors")
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         return to_host(self._read())
 
     def item(self) -> Any:
@@ -271,6 +271,8 @@ class Tensor:
         Raises:
             RuntimeError: the tensor does not have exactly one element.
         """
+        if self.is_meta:
+            raise RuntimeError("Tensor.item() cannot be called on meta tensors")
         if self.numel() != 1:
             raise RuntimeError(
                 f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
@@ -331,7 +333,9 @@ class Tensor:
         return id(self)
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and self.ndim == 0 else format(repr(self), spec)
+        if self.ndim == 0 and not self.is_meta and type(self) is Tensor:
+            return format(self.item(), spec)
+        return object.__format__(self, spec)
 
     def __contains__(self, element: Any) -> bool:
         return bool((self._host() == getattr(element, "_host", lambda: element)()).any())

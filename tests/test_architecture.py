@@ -15,15 +15,17 @@ PACKAGE = Path(__file__).parents[1] / "tensorplay"
 # a longer name says otherwise. A module imports from lower layers; within a layer, from the same
 # name only, and without cycles.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_version", "_state"),  # what runs in this thread: grad mode, trace, default dtype
+    ("_version", "_state", "_profile"),  # what belongs to a thread: grad mode, trace, dtype
     ("_dtypes",),
     ("_device", "_graph", "_views", "_printing"),  # the engine knows no op
     ("_tensor",),  # the only crossing between tensors and jax arrays
-    ("_guards", "_trace", "_structure", "_program"),  # what a traced call is made of
+    ("_trace", "_structure", "_program"),  # what a traced call is made of
     ("_ops",),
-    ("_function", "_gradcheck"),
+    ("_function", "_gradcheck", "linalg"),
     ("autograd",),
     ("_serialization", "nn", "optim", "utils"),
+    ("_freeze",),
+    ("_guards",),  # what of Python a trace has read
     ("func", "_staged"),  # a module call as a pair of programs
     ("distributed",),
     ("distributed.fsdp", "distributed.checkpoint"),

@@ -53,15 +53,17 @@ def _numpy_of(data: Any) -> np.ndarray:
     if isinstance(data, (list, tuple)) and any(isinstance(d, (Tensor, list, tuple)) for d in data):
         data = [_plain(d) for d in data]
     value = np.asarray(data)
-    if value.dtype.kind in "OUS":
-        raise RuntimeError(f"Could not infer dtype of {_innermost(data)}")
+    if value.dtype.kind in "US":
+        raise TypeError("new(): invalid data type 'str'")
+    if value.dtype.kind == "O":
+        raise RuntimeError(f"Could not infer dtype of {type(_innermost(data)).__name__}")
     return value
 
 
-def _innermost(data: Any) -> str:
+def _innermost(data: Any) -> Any:
     while isinstance(data, (list, tuple)) and data:
         data = data[0]
-    return type(data).__name__
+    return data
 
 
 def _plain(data: Any) -> Any:
@@ -72,7 +74,7 @@ def _plain(data: Any) -> Any:
 
 def _inferred(data: Any, value: np.ndarray) -> Any:
     """torch's rule: Python floats take the default dtype; numpy data keeps its own."""
-    if isinstance(data, (np.ndarray, np.generic)):
+    if isinstance(_innermost(data), (np.ndarray, np.generic)):
         return from_numpy_dtype(value.dtype).numpy
     if value.dtype == np.float64:
         return get_default_dtype().numpy

@@ -191,8 +191,10 @@ def _mask_indices(x: Tensor, mask: Tensor, dim: int) -> list[Tensor]:
     return list(nonzero(mask if mask.dim() else reshape(mask, 1), as_tuple=True))
 
 
-def check_bounds(index: Tensor, size: int, dim: int) -> None:
-    """Refuses indices out of range, as jax would clamp them silently.
+def check_bounds(
+    index: Tensor, size: int, dim: int, error: type[Exception] = IndexError
+) -> None:
+    """Refuses indices out of range with ``error``, as jax would clamp them silently.
 
     Inside a traced call the values are not known; there jax's own rule for gathers holds.
     """
@@ -202,7 +204,7 @@ def check_bounds(index: Tensor, size: int, dim: int) -> None:
     low, high = int(values.min()), int(values.max())
     if low < -size or high >= size:
         bad = low if low < -size else high
-        raise IndexError(f"index {bad} is out of bounds for dimension {dim} with size {size}")
+        raise error(f"index {bad} is out of bounds for dimension {dim} with size {size}")
 
 
 def _index_of(x: Any, dims: tuple[int, ...], arrays: Any) -> Any:
@@ -321,7 +323,8 @@ def _along(input: Tensor, dim: int, index: Tensor, name: str, wide: bool = True)
     if not wide and index.dim() > 1:
         raise IndexError(f"{name}(): Index is supposed to be a vector")
     d = wrap_dim(dim, input.dim())
-    check_bounds(index, input.shape[d] if input.dim() else 1, d)
+    size = input.shape[d] if input.dim() else 1
+    check_bounds(index, size, d, RuntimeError if wide else IndexError)
     return d
 
 

@@ -20,6 +20,7 @@ from ._world import (
     current_world,
     in_rank_thread,
     peek_world,
+    rank_asked,
     set_process_world,
 )
 
@@ -226,6 +227,7 @@ def get_rank(group: Group = None) -> int:
     """
     if group == GroupMember.NON_GROUP_MEMBER:
         return -1
+    rank_asked()
     return _group(group).rank()
 
 

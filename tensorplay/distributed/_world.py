@@ -12,6 +12,7 @@ import jax
 import jax.extend.backend
 from jax._src import xla_bridge
 
+from .._state import state
 from ._rendezvous import Rendezvous
 
 Kind = Literal["processes", "threads", "single"]
@@ -123,6 +124,12 @@ def rank_thread(world: World) -> Iterator[None]:
 def in_rank_thread() -> bool:
     """Whether the current thread is one of ``run_ranks``."""
     return _per_thread.world is not None
+
+
+def rank_asked() -> None:
+    """Ends a trace in a rank thread: its program is for all ranks, so the rank is no constant."""
+    if state.trace is not None and in_rank_thread():
+        state.trace.abort("asks for its rank")
 
 
 def _single() -> World:

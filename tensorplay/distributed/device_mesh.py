@@ -19,7 +19,7 @@ from ._process_group import (
     init_process_group,
     is_initialized,
 )
-from ._world import World, current_world
+from ._world import World, current_world, rank_asked
 
 Names = tuple[str, ...]
 
@@ -129,10 +129,12 @@ class DeviceMesh:
 
     def get_rank(self) -> int:
         """This rank's global number."""
+        rank_asked()
         return current_world().rank
 
     def get_coordinate(self) -> tuple[int, ...] | None:
         """This rank's place along each dimension; None if it is not in the mesh."""
+        rank_asked()
         return self._coordinate
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
@@ -142,6 +144,7 @@ class DeviceMesh:
             RuntimeError: a dimension must be named, or this rank is not in the mesh.
             KeyError: no dimension has this name.
         """
+        rank_asked()
         dim = self._dim(mesh_dim)
         if self._coordinate is None:
             raise RuntimeError(f"rank {self.get_rank()} is not in {self!r}")

@@ -44,7 +44,7 @@ def by_size(T):
         T.arange(5.0), T.arange(5, 0, -2), T.arange(3, dtype=T.float32), T.arange(T.tensor(3)), T.linspace(0, 1, 5), T.linspace(-1, 2, 4, dtype=T.float64),
         T.logspace(0, 2, 3), T.tril_indices(3, 3), T.triu_indices(2, 3, 1), T.ones(2, requires_grad=True).requires_grad, T.zeros_like(x, memory_format=T.preserve_format),
         T.empty(2, device="meta").shape, T.zeros(2, 3, device="cpu").device.type, T.zeros(2, device=T.device("cpu")).device == T.device("cpu"), T.arange(0, 10, 3), T.arange(0.5, 3),
-        T.ones(2, 3, requires_grad=True).new_zeros(2).requires_grad, T.arange(2, 2), T.linspace(3, 4, 1), T.randint(5, (2, 3)).shape, T.zeros(size=(2,)) if False else T.zeros((2,)),
+        T.ones(2, 3, requires_grad=True).new_zeros(2).requires_grad, T.arange(2, 2), T.linspace(3, 4, 1), T.randint(5, (2, 3)).shape, T.zeros((2,)),
     ]  # fmt: skip
 
 
@@ -52,9 +52,9 @@ def description(T):
     x = T.zeros(2, 3, dtype=T.bfloat16)
     return [
         x.shape == (2, 3), x.ndim, x.dim(), x.numel(), x.size(), x.size(0), x.element_size(), x.itemsize, x.nbytes, x.dtype, x.is_floating_point(), x.is_complex(),
-        x.requires_grad, x.is_leaf, x.grad, x.grad_fn, x.is_meta, x.is_cuda, x.is_cpu, x.type() == "torch.BFloat16Tensor" or x.type(), x.is_contiguous(), x.stride(),
+        x.requires_grad, x.is_leaf, x.grad, x.grad_fn, x.is_meta, x.is_cuda, x.is_cpu, x.type(), x.is_contiguous(), x.stride(),
         x.storage_offset(), x[1:].storage_offset(), T.is_tensor(x), T.is_tensor(1), T.numel(x), T.is_floating_point(x), len(x), x.get_device(), x.is_signed(), x.is_sparse,
-        x.nelement(), hash(x) == hash(x), x.names if False else None, T.zeros(1, dtype=T.uint8).is_signed(), x.output_nr, x.T.shape, x.mT.shape, str(x.layout) in ("torch.strided", "strided"),
+        x.nelement(), hash(x) == hash(x), T.zeros(1, dtype=T.uint8).is_signed(), x.output_nr, x.T.shape, x.mT.shape, str(x.layout) in ("torch.strided", "strided"),
     ]  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def conversions(T):
     return [
         x.int(), x.long(), x.bool(), x.half(), x.double(), x.bfloat16(), x.to(T.int16), x[:2].byte(), x[:3].char(), x.short(), x.to("cpu").dtype, x.to(T.float64, copy=True), x.type(T.int64),
         x.to(T.zeros(1, dtype=T.int32)), x.to(device="cpu", dtype=T.float16), x.type_as(T.zeros(1, dtype=T.float64)), x.float() is x, x.to(x) is x, x.to("cpu", T.float64).dtype, x.cpu() is x,
-        T.tensor([True]).int(), T.tensor([2]).bool(), x.to(dtype=T.float64, non_blocking=True).dtype, x.cfloat().dtype, x.to(other=T.zeros(1, dtype=T.int64)).dtype,
+        T.tensor([True]).int(), T.tensor([2]).bool(), x.to(dtype=T.float64, non_blocking=True).dtype, x.cfloat().dtype,
     ]  # fmt: skip
 
 
