@@ -2,6 +2,7 @@
 
 from . import autograd as autograd
 from . import linalg as linalg
+from . import testing as testing
 from . import distributed as distributed
 from . import nn as nn
 from . import optim as optim
@@ -328,6 +329,8 @@ from math import e as e
 from math import inf as inf
 from math import nan as nan
 from math import pi as pi
+from ._serialization import load as load
+from ._serialization import save as save
 from ._tensor import Size as Size
 from ._tensor import Tensor as Tensor
 from ._version import __version__ as __version__

@@ -16,7 +16,9 @@ from jax.extend.core import Jaxpr, Literal, Var
 Thunk = Callable[[], Any]
 
 
-def per_rank_program(fn: Callable[..., Any], args: Sequence[Any], mesh: Any) -> tuple[Jaxpr, list[Any]]:
+def per_rank_program(
+    fn: Callable[..., Any], args: Sequence[Any], mesh: Any
+) -> tuple[Jaxpr, list[Any]]:
     """The program of ``fn(*args)`` on one rank of ``mesh`` (named axes are bound), inlined.
 
     Args:

@@ -300,7 +300,9 @@ class Tracing:
     def _avals(self) -> list[Any]:
         wholes = [a for avals in self.groups.values() for a in avals]
         outside = [_struct(t._storage.array) for t in self.outside]
-        arguments = [jax.ShapeDtypeStruct(t._array_shape(), t._storage.array.dtype) for t in self.arguments]
+        arguments = [
+            jax.ShapeDtypeStruct(t._array_shape(), t._storage.array.dtype) for t in self.arguments
+        ]
         return [*wholes, *outside, *arguments, jax.ShapeDtypeStruct((4,), np.uint32)]
 
     def _per_rank(self, *inputs: Any) -> Any:
@@ -388,7 +390,9 @@ class Tracing:
             self.trace.abort("writes in place to one of its arguments")
         values = storages.values
         self._differentiable = tuple(
-            i for i in sorted(storages.differentiable) if jnp.issubdtype(values[i].dtype, np.inexact)
+            i
+            for i in sorted(storages.differentiable)
+            if jnp.issubdtype(values[i].dtype, np.inexact)
         )
         writes = [self.outside[i]._storage.array for i in self._written]
         aux = {"values": values, "writes": writes}

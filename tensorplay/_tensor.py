@@ -414,6 +414,8 @@ class Tensor:
 
     @property
     def grad(self) -> Tensor | None:
+        if self._stands_for is not None:
+            return self._stands_for.grad
         if self._grad is None and self._grad_fn is not None and not self._retains_grad:
             warnings.warn(
                 "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its "
@@ -427,6 +429,9 @@ class Tensor:
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
+        if self._stands_for is not None:
+            self._stands_for.grad = value
+            return
         if value is not None:
             _check_assigned_grad(self, value)
         self._grad = value

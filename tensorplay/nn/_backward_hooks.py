@@ -36,9 +36,7 @@ class BackwardHooks:
     def watch_inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The arguments, with a boundary behind the tensors among them that require grad."""
         count = len(args)
-        positions = [
-            i for i, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad
-        ]
+        positions = [i for i, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
         if not state.grad_enabled or not positions:
             return args
 
@@ -59,9 +57,7 @@ class BackwardHooks:
     def watch_outputs(self, result: Any) -> Any:
         """The result, with a boundary in front of its tensors that require grad."""
         leaves, tree = jax.tree.flatten(result, is_leaf=lambda x: isinstance(x, Tensor))
-        positions = [
-            i for i, a in enumerate(leaves) if isinstance(a, Tensor) and a.requires_grad
-        ]
+        positions = [i for i, a in enumerate(leaves) if isinstance(a, Tensor) and a.requires_grad]
         if not state.grad_enabled or not positions:
             return result
 

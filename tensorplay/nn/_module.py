@@ -48,7 +48,9 @@ def register_module_forward_pre_hook(hook: Callable[..., Any]) -> RemovableHandl
     return _register(_global_forward_pre_hooks, (hook, False))
 
 
-def register_module_forward_hook(hook: Callable[..., Any], *, with_kwargs: bool = False, always_call: bool = False) -> RemovableHandle:  # noqa: E501
+def register_module_forward_hook(
+    hook: Callable[..., Any], *, with_kwargs: bool = False, always_call: bool = False
+) -> RemovableHandle:  # noqa: E501
     """``hook(module, args, output)`` runs after the forward of every module."""
     return _register(_global_forward_hooks, (hook, with_kwargs, always_call))
 
@@ -245,9 +247,7 @@ class Module:
             *self._forward_hooks.items(),
         ]:
             called.add(key)
-            replaced = (
-                hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
-            )
+            replaced = hook(self, args, kwargs, result) if with_kwargs else hook(self, args, result)
             if replaced is not None:
                 result = replaced
         return result if backward is None else backward.watch_outputs(result)
@@ -510,11 +510,11 @@ class Module:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of every parameter."""
         for param in self.parameters():
-            if param._grad is not None:
+            if param.grad is not None:
                 if set_to_none:
                     param.grad = None
                 else:
-                    param._grad.detach_().zero_()  # type: ignore[attr-defined]
+                    param.grad.detach_().zero_()  # type: ignore[attr-defined]
 
     def share_memory(self: M) -> M:
         """Returns the module: jax arrays are immutable, so processes cannot share them."""
@@ -573,10 +573,14 @@ class Module:
         )  # fmt: skip
 
     def get_extra_state(self) -> Any:
-        raise RuntimeError("Reached a code path in Module.get_extra_state() that should never be called.")
+        raise RuntimeError(
+            "Reached a code path in Module.get_extra_state() that should never be called."
+        )
 
     def set_extra_state(self, state: Any) -> None:
-        raise RuntimeError("Reached a code path in Module.set_extra_state() that should never be called.")
+        raise RuntimeError(
+            "Reached a code path in Module.set_extra_state() that should never be called."
+        )
 
     # --- printing ----------------------------------------------------------------------------
 

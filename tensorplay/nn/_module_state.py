@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 EXTRA_STATE_KEY = "_extra_state"
 
 
-class IncompatibleKeys(
-    namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"])
-):
+class IncompatibleKeys(namedtuple("IncompatibleKeys", ["missing_keys", "unexpected_keys"])):
     """What ``load_state_dict`` found missing and unexpected."""
 
     __slots__ = ()

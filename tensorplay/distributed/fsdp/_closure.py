@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..._graph import Node
 from ..._freeze import Unfrozen
-from ..._ops.random import default_generator
+from ..._graph import Node
 from ..._guards import Reads
+from ..._ops.random import default_generator
 from ..._staged import (
     Fingerprint,
     StagedCall,
@@ -36,7 +36,7 @@ from ..._trace import Untraceable
 from .._spmd import Spread, agree, launch, shared_program
 from .._world import current_world
 from ._param_group import FSDPParamGroup, ShardedState
-from ._programs import Backward, GroupReduction, GroupUse, Plan
+from ._programs import Backward, GroupUse, Plan
 from ._state import states_below
 
 _WARN_AFTER_TRACES = 8
@@ -236,7 +236,8 @@ class CompiledCalls:
             if group.state is ShardedState.UNSHARDED and not group.is_current():
                 group.to_sharded()
             given = group.state is ShardedState.UNSHARDED
-            uses.append(GroupUse(group.spec, given, group in keeps))
+            trainable = tuple(group.trainable())
+            uses.append(GroupUse(group.spec, given, group in keeps, trainable))
         plan = self._plan(staged, tuple(uses))
         call = _Call(self, staged, plan, groups, arguments, entry.outside())
         return call.forward()
@@ -412,22 +413,25 @@ class _Call:
         present = tuple(
             i for i, g in zip(self.staged.differentiable, grads, strict=True) if g is not None
         )
-        waiting = [g.take_unreduced() if g.requires_gradient_sync else {} for g in self.groups]
-        reductions = tuple(
-            GroupReduction(g.requires_gradient_sync, tuple(sorted(w)))
-            for g, w in zip(self.groups, waiting, strict=True)
+        reductions = tuple(g.reduction() for g in self.groups)
+        shown = tuple(
+            n
+            for n in self.plan.needed_groups
+            if not (self.groups[n].reshard_after_backward or self.plan.uses[n].kept)
         )
-        program = self._backward_program(present, reductions)
+        program = self._backward_program(present, reductions, shown)
         arguments: list[Any] = []
         for n in self.plan.needed_groups:
             arguments += self.wholes[n] if self.plan.uses[n].kept else self.pieces[n]
         arguments += [self.inputs[i - self.plan.num_wholes] for i in self.plan.reused]
         arguments += self.kept
         arguments += [_input(g._read()) for g in grads if g is not None]
-        arguments += [w[i] for w in waiting for i in sorted(w)]
+        for group, how in zip(self.groups, reductions, strict=True):
+            arguments += group.take_waiting(how)
         outputs = launch(self.mesh, program.program, arguments)
         for group in self.groups:
-            group.to_sharded()
+            if group.reshard_after_backward:
+                group.to_sharded()
         return self._gradients(program, outputs)
 
     def _refuse_changed_shards(self) -> None:
@@ -447,28 +451,37 @@ class _Call:
                 "backward, for instance by an optimizer step. Run backward first"
             )
 
-    def _backward_program(self, present: Any, reductions: Any) -> Backward:
+    def _backward_program(self, present: Any, reductions: Any, shown: Any) -> Backward:
         plan = self.plan
         return shared_program(
-            ("backward", id(plan), present, reductions),
-            lambda: plan.backward(present, reductions),
+            ("backward", id(plan), present, reductions, shown),
+            lambda: plan.backward(present, reductions, shown),
         )
 
     def _gradients(self, program: Backward, outputs: list[Spread]) -> list[Any]:
         by_place: dict[Any, Any] = {}
+        parameters: dict[int, list[Any]] = {}
         for place, spread in zip(program.outputs, outputs, strict=True):
             if place[0] == "piece":
                 by_place[place[1:]] = self.groups[place[1]].params[place[2]].layout.tensor(spread)
             elif place[0] == "whole":
                 self.groups[place[1]].keep_unreduced(place[2], spread)
+            elif place[0] == "partial":
+                self.groups[place[1]].keep_partial(place[2], spread)
+            elif place[0] == "parameter":
+                parameters.setdefault(place[1], []).append(spread.local)
             else:
                 aval = self.staged.forward.invars[place[1]].aval
                 by_place[place[1]] = wrap(_output(spread.local, aval))
+        for n, wholes in parameters.items():
+            self.groups[n].to_unsharded(wholes)
         return [by_place.get(place) for place in self._places()]
 
     def _places(self) -> list[Any]:
         """For each edge: (group, parameter), or the position of another forward input."""
-        places: list[Any] = [(n, i) for n, g in enumerate(self.groups) for i in range(len(g.params))]
+        places: list[Any] = [
+            (n, i) for n, g in enumerate(self.groups) for i in range(len(g.params))
+        ]
         first = self.plan.num_wholes
         places += [i for i in self.staged.differentiated if i >= first]
         return places
@@ -478,9 +491,7 @@ class _Call:
         edges = [edge for g in self.groups for edge in g.accumulator_edges()]
         others = [*self.outside, *self.arguments]
         first = self.plan.num_wholes
-        return edges + [
-            others[i - first]._edge() for i in self.staged.differentiated if i >= first
-        ]
+        return edges + [others[i - first]._edge() for i in self.staged.differentiated if i >= first]
 
     def release(self) -> None:
         """Frees what backward needed."""

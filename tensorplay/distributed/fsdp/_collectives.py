@@ -79,30 +79,55 @@ def gather(spec: GroupSpec, pieces: Sequence[Any]) -> list[Any]:
     return whole
 
 
-def reduce(spec: GroupSpec, indices: Sequence[int], grads: Sequence[Any]) -> list[Any]:
+def reduce(
+    spec: GroupSpec,
+    grads: dict[int, Any],
+    partial: dict[int, Any],
+    all_reduce: bool = True,
+) -> dict[int, Any]:
     """This rank's padded pieces of the averaged gradients, in the parameters' own dtype.
 
     Args:
-        indices: which of ``spec.params`` the gradients belong to.
-        grads: whole gradients, this rank's own.
+        grads: this rank's whole gradients, by position in ``spec.params``.
+        partial: pieces from earlier calls without ``all_reduce``, to be added.
+        all_reduce: sum over the replicas and average. Otherwise the result is summed over the shard
+            axis only, in the reduction's dtype, to be given as ``partial`` later.
     """
-    if not grads:
-        return []
-    params = [spec.params[i] for i in indices]
-    chunks = [
-        to_chunks(_for_reduction(spec, g), p.dim, spec.shard_size)
-        for p, g in zip(params, grads, strict=True)
-    ]
-    flat = chunks[0] if len(chunks) == 1 else jnp.concatenate(chunks, axis=1)
-    row = _scaled(spec, _reduce_scatter(spec, flat))
-    pieces, start = [], 0
-    for p in params:
+    indices = sorted({*grads, *partial})
+    if not indices:
+        return {}
+    row = _reduce_scatter(spec, _chunks(spec, indices, grads, partial))
+    if partial:
+        row = row + _joined([_partial_row(spec, i, partial, row.dtype) for i in indices])
+    if all_reduce:
+        row = _scaled(spec, _all_reduce(spec, row))
+    pieces, start = {}, 0
+    for i in indices:
+        p = spec.params[i]
         size = math.prod(piece_shape(p.shape, p.dim, spec.shard_size))
         part = lax.slice_in_dim(row, start, start + size, axis=0)
         start += size
         piece = unflatten_piece(part, p.shape, p.dim, spec.shard_size)
-        pieces.append(piece.astype(np.dtype(p.dtype)))
+        pieces[i] = piece.astype(np.dtype(p.dtype)) if all_reduce else piece
     return pieces
+
+
+def _chunks(spec: GroupSpec, indices: list[int], grads: dict[int, Any], partial: Any) -> Any:
+    """The whole gradients, chunk-major; zeros for parameters that have earlier pieces only."""
+    dtype = next(iter(grads.values()) if grads else iter(partial.values())).dtype
+    wholes = [grads[i] if i in grads else jnp.zeros(spec.params[i].shape, dtype) for i in indices]
+    chunks = [
+        to_chunks(_for_reduction(spec, g), spec.params[i].dim, spec.shard_size)
+        for i, g in zip(indices, wholes, strict=True)
+    ]
+    return chunks[0] if len(chunks) == 1 else jnp.concatenate(chunks, axis=1)
+
+
+def _partial_row(spec: GroupSpec, index: int, partial: dict[int, Any], dtype: Any) -> Any:
+    p = spec.params[index]
+    if index in partial:
+        return flatten_piece(partial[index], p.dim).astype(dtype)
+    return jnp.zeros(math.prod(piece_shape(p.shape, p.dim, spec.shard_size)), dtype)
 
 
 def _joined(flats: list[Any]) -> Any:
@@ -128,16 +153,19 @@ def _for_reduction(spec: GroupSpec, grad: Any) -> Any:
 
 
 def _reduce_scatter(spec: GroupSpec, flat: Any) -> Any:
-    """Sum of row r of ``flat`` over the shard axis, on its rank r; then over the replicas."""
+    """Sum of row r of ``flat`` over the shard axis, on its rank r."""
     if spec.shard_size == 1:
-        row = flat[0]
-    elif spec.ring:
-        row = _ring_reduce_scatter(flat, spec.shard_axis, spec.shard_size)
-    else:
-        row = lax.psum_scatter(flat, spec.shard_axis, scatter_dimension=0, tiled=False)
-    if spec.replicate_axis is not None and spec.replicate_size > 1:
-        row = lax.psum(row, spec.replicate_axis)
-    return row
+        return flat[0]
+    if spec.ring:
+        return _ring_reduce_scatter(flat, spec.shard_axis, spec.shard_size)
+    return lax.psum_scatter(flat, spec.shard_axis, scatter_dimension=0, tiled=False)
+
+
+def _all_reduce(spec: GroupSpec, row: Any) -> Any:
+    """Sum over the replicas."""
+    if spec.replicate_axis is None or spec.replicate_size == 1:
+        return row
+    return lax.psum(row, spec.replicate_axis)
 
 
 def _ring_reduce_scatter(flat: Any, axis: str, ranks: int) -> Any:

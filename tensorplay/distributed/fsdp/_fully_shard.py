@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from ..._state import state as thread
@@ -15,8 +15,9 @@ from . import _init
 from ._api import MixedPrecisionPolicy, OffloadPolicy
 from ._closure import CompiledCalls
 from ._mesh import data_parallel_mesh
+from ._module import FSDPModule
 from ._param_group import FSDPParamGroup
-from ._state import FSDPState, states_below
+from ._state import FSDPState
 
 
 def fully_shard(
@@ -87,101 +88,18 @@ def _refuse_deepcopy(self: Any, memo: Any) -> NoReturn:
     )
 
 
-class UnshardHandle:
-    """What ``unshard(async_op=True)`` returns."""
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Lets several roots use one set of communication resources.
 
-    def __init__(self, finish: Callable[[], None]) -> None:
-        self._finish: Callable[[], None] | None = finish
+    In PyTorch these are CUDA streams. XLA schedules the collectives of each program itself and has
+    nothing to share, so this only checks its argument.
 
-    def wait(self) -> None:
-        """Blocks until the parameters are unsharded; a second call does nothing."""
-        if self._finish is not None:
-            self._finish()
-            self._finish = None
-
-
-class FSDPModule:
-    """The methods of a module that ``fully_shard`` was applied to."""
-
-    _fsdp_state: FSDPState
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        state = self._fsdp_state
-        run = super().__call__  # type: ignore[misc]
-        if thread.trace is not None:
-            return state.run_traced(run, args, kwargs)
-        state.lazy_init()
-        return state.calls.run(run, args, kwargs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._fsdp_state.refuse_direct_forward()
-        return super().forward(*args, **kwargs)  # type: ignore[misc]
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``Module.state_dict``; sharded parameters are given as shards."""
-        for state in states_below(self):  # type: ignore[arg-type]
-            if state.group is not None:
-                state.group.to_sharded()
-        return super().state_dict(*args, **kwargs)  # type: ignore[misc]
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.reshard()
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
-
-    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Gathers this module's group and shows the whole parameters until ``reshard()``.
-
-        An edit of the whole parameters is lost at the next reshard.
-
-        Returns:
-            None; with ``async_op``, a handle whose ``wait()`` shows them.
-        """
-        group = self._fsdp_state.group
-        finish = (lambda: None) if group is None else group.to_unsharded
-        if async_op:
-            return UnshardHandle(finish)
-        finish()
-        return None
-
-    def reshard(self) -> None:
-        """Shows this module's shards again and frees the whole parameters."""
-        if self._fsdp_state.group is not None:
-            self._fsdp_state.group.to_sharded()
-
-    def reset_iter_state(self) -> None:
-        """Forgets what an unfinished iteration left behind, after an exception."""
-        for state in states_below(self):  # type: ignore[arg-type]
-            if state.group is not None:
-                state.group.to_sharded()
-                state.group.unreduced.clear()
-
-    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Whether the whole parameters are freed after forward."""
-        if not isinstance(reshard_after_forward, bool):
-            raise ValueError(
-                f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}"
-            )
-        for state in self._states(recurse):
-            state.reshard_after_forward = reshard_after_forward
-
-    def set_requires_gradient_sync(
-        self, requires_gradient_sync: bool, *, recurse: bool = True
-    ) -> None:
-        """Whether backward reduces gradients; otherwise they are kept whole on each rank.
-
-        The next backward with synchronisation on reduces their sum.
-        """
-        for state in self._states(recurse):
-            if state.group is not None:
-                state.group.requires_gradient_sync = bool(requires_gradient_sync)
-
-    def set_gradient_divide_factor(self, factor: float) -> None:
-        """The sum of the ranks' gradients is divided by ``factor`` in place of their number."""
-        if self._fsdp_state.group is not None:
-            self._fsdp_state.group.divide_factor = float(factor)
-
-    def _states(self, recurse: bool) -> Sequence[FSDPState]:
-        return states_below(self) if recurse else [self._fsdp_state]  # type: ignore[arg-type]
+    Raises:
+        ValueError: one of ``modules`` is not an FSDP module.
+    """
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"Expects list of FSDPModules but got {type(module).__name__}")
 
 
 def register_fsdp_forward_method(module: Any, method_name: str) -> Callable[[], None]:

@@ -17,9 +17,10 @@ from ...nn._parameter import Parameter
 from .._sharding import per_rank_jit
 from .._spmd import Spread, launch, shared_program
 from ._api import MixedPrecisionPolicy
-from ._collectives import GroupSpec, gather, reduce
+from ._collectives import GroupSpec, gather
 from ._mesh import DataParallelMesh
 from ._param import FSDPParam
+from ._reduction import GroupReduction
 
 
 class ShardedState(enum.Enum):
@@ -44,6 +45,12 @@ class FSDPParamGroup:
         state: what the modules show.
         requires_gradient_sync: reduce in backward; otherwise whole gradients are kept on each rank.
         unreduced: whole gradients kept that way, by position in ``params``.
+        requires_all_reduce: sum over the replicas of a hybrid mesh too; otherwise pieces that are
+            summed over the shard axis only are kept.
+        partial: pieces kept that way, by position in ``params``.
+        reshard_after_backward: show the shards again when backward is through.
+        reduce_unused: give parameters that no gradient reached a gradient of zeros.
+        divide_factor: the ranks' summed gradients are divided by it; None is their number.
     """
 
     def __init__(
@@ -56,8 +63,12 @@ class FSDPParamGroup:
         self.params, self.modules, self.mesh, self.policy = params, list(modules), mesh, policy
         self.state = ShardedState.SHARDED
         self.requires_gradient_sync = True
+        self.requires_all_reduce = True
+        self.reshard_after_backward = True
+        self.reduce_unused = False
         self.divide_factor: float | None = None
         self.unreduced: dict[int, Spread] = {}
+        self.partial: dict[int, Spread] = {}
         self._sources: list[Any] = []
         self._traced: list[Parameter] = []
         self._spec: tuple[Any, GroupSpec] | None = None
@@ -154,9 +165,7 @@ class FSDPParamGroup:
 
     def whole_avals(self) -> list[Any]:
         """Shape and dtype of each unsharded parameter."""
-        return [
-            jax.ShapeDtypeStruct(p.shape, np.dtype(p.compute_dtype)) for p in self.spec.params
-        ]
+        return [jax.ShapeDtypeStruct(p.shape, np.dtype(p.compute_dtype)) for p in self.spec.params]
 
     def show_traced(self, wholes: Sequence[Any]) -> None:
         """Shows unsharded parameters over tracers while a call is traced."""
@@ -199,37 +208,72 @@ class FSDPParamGroup:
 
     # --- gradients ---------------------------------------------------------------------------
 
+    def reduction(self) -> GroupReduction:
+        """What the backward that starts now does with this group's gradients."""
+        if not self.requires_gradient_sync:
+            return GroupReduction(False, False, (), (), False)
+        return GroupReduction(
+            True,
+            self.requires_all_reduce,
+            tuple(sorted(self.unreduced)),
+            tuple(sorted(self.partial)),
+            self.reduce_unused,
+        )
+
+    def take_waiting(self, how: GroupReduction) -> list[Spread]:
+        """What earlier backwards left for ``how``, in its order; it is left no more."""
+        if not how.sync:
+            return []
+        unreduced, self.unreduced = self.unreduced, {}
+        partial, self.partial = self.partial, {}
+        return [unreduced[i] for i in how.waiting] + [partial[i] for i in how.partial]
+
+    def keep_partial(self, index: int, piece: Spread) -> None:
+        """Keeps a piece for the next reduction over the replicas."""
+        self.partial[index] = piece
+
     def reduce_eagerly(self, grads: list[Any]) -> list[Tensor | None]:
         """Gradients of the shards from whole gradients (arrays, None where there is none).
 
-        Returns None for every parameter while gradient synchronisation is off.
+        Returns None for every parameter while synchronisation is off.
         """
-        if not self.requires_gradient_sync:
-            for i, g in enumerate(grads):
-                if g is not None:
-                    self.keep_unreduced(i, Spread.of_local(self.mesh.jax_mesh, g))
-            return [None] * len(grads)
-        for i, kept in self.take_unreduced().items():
-            grads[i] = kept.local if grads[i] is None else _add(grads[i], kept.local)
+        how, out = self.reduction(), [None] * len(grads)
         present = tuple(i for i, g in enumerate(grads) if g is not None)
-        out: list[Tensor | None] = [None] * len(grads)
-        if present:
-            reduced = self._launch_reduce(present, [grads[i] for i in present])
-            for i, piece in zip(present, reduced, strict=True):
+        if not how.sync:
+            for i in present:
+                self.keep_unreduced(i, Spread.of_local(self.mesh.jax_mesh, grads[i]))
+            return list(out)
+        arrays = [*(grads[i] for i in present), *self.take_waiting(how)]
+        indices = how.indices(present, self.trainable())
+        if not indices:
+            return list(out)
+        return self._placed(how, indices, self._launch_reduce(how, present, arrays))
+
+    def _placed(
+        self, how: GroupReduction, indices: list[int], pieces: list[Spread]
+    ) -> list[Tensor | None]:
+        out: list[Tensor | None] = [None] * len(self.params)
+        for i, piece in zip(indices, pieces, strict=True):
+            if how.all_reduce:
                 out[i] = self.params[i].layout.tensor(piece)
+            else:
+                self.keep_partial(i, piece)
         return out
 
-    def _launch_reduce(self, present: tuple[int, ...], grads: list[Any]) -> list[Spread]:
-        spec = self.spec
+    def _launch_reduce(
+        self, how: GroupReduction, present: tuple[int, ...], arrays: list[Any]
+    ) -> list[Spread]:
+        spec, trainable = self.spec, tuple(self.trainable())
 
         def build() -> Any:
-            def fsdp_reduce_scatter(*arrays: Any) -> Any:
-                return reduce(spec, present, arrays)
+            def fsdp_reduce_scatter(*inputs: Any) -> Any:
+                grads = dict(zip(present, inputs[: len(present)], strict=True))
+                return how.run(spec, grads, list(inputs[len(present) :]), trainable)
 
             return per_rank_jit(fsdp_reduce_scatter, self.mesh.jax_mesh)
 
-        program = shared_program(("reduce", self.mesh.jax_mesh, spec, present), build)
-        return launch(self.mesh.jax_mesh, program, grads)
+        key = ("reduce", self.mesh.jax_mesh, spec, how, present, trainable)
+        return launch(self.mesh.jax_mesh, shared_program(key, build), arrays)
 
     def keep_unreduced(self, index: int, grad: Spread) -> None:
         """Adds a whole gradient to those that wait for the next reduction."""
@@ -237,11 +281,6 @@ class FSDPParamGroup:
         if kept is not None:
             grad = Spread.of_local(self.mesh.jax_mesh, _add(kept.local, grad.local))
         self.unreduced[index] = grad
-
-    def take_unreduced(self) -> dict[int, Spread]:
-        """The whole gradients that wait for a reduction; none wait any more."""
-        kept, self.unreduced = self.unreduced, {}
-        return kept
 
     def accumulator_edges(self) -> list[Any]:
         """Where the gradient of each sharded parameter goes; None for frozen ones."""
@@ -265,7 +304,8 @@ class UnshardedNode(Node):
     def backward(self, grads: list[Any]) -> list[Any]:
         wholes = [None if g is None else g._read() for g in grads]
         reduced = self.group.reduce_eagerly(wholes)
-        self.group.to_sharded()
+        if self.group.reshard_after_backward:
+            self.group.to_sharded()
         return list(reduced)
 
 

@@ -21,7 +21,8 @@ from jax.extend.core import Literal
 from ..._program import Evaluation, dependencies, depends
 from ..._staged import StagedCall
 from .._sharding import per_rank_jit
-from ._collectives import GroupSpec, gather, reduce
+from ._collectives import GroupSpec, gather
+from ._reduction import GroupReduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,24 +33,13 @@ class GroupUse:
         spec: for the collectives.
         given: forward takes the whole parameters as inputs, in place of the pieces.
         kept: the whole parameters stay after forward; backward takes them as inputs.
+        trainable: positions of the parameters that require grad.
     """
 
     spec: GroupSpec
     given: bool
     kept: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class GroupReduction:
-    """What backward does with the gradients of one group.
-
-    Attributes:
-        sync: reduce them; otherwise return them whole.
-        waiting: positions of parameters with whole gradients from earlier backwards to add.
-    """
-
-    sync: bool
-    waiting: tuple[int, ...]
+    trainable: tuple[int, ...]
 
 
 class Plan:
@@ -146,10 +136,13 @@ class Plan:
     # --- backward ----------------------------------------------------------------------------
 
     def backward(
-        self, present: tuple[int, ...], reductions: tuple[GroupReduction, ...]
+        self,
+        present: tuple[int, ...],
+        reductions: tuple[GroupReduction, ...],
+        shown: tuple[int, ...],
     ) -> Backward:
         """The backward program for gradients of output arrays ``present``."""
-        return Backward(self, present, reductions)
+        return Backward(self, present, reductions, shown)
 
 
 class Backward:
@@ -159,14 +152,21 @@ class Backward:
         program: takes pieces (or kept wholes) of ``plan.needed_groups``, forward inputs
             ``plan.reused``, the kept residuals, the gradients, and the waiting whole gradients;
             returns what ``outputs`` lists.
-        outputs: ("piece", group, i) for a reduced gradient, ("whole", group, i) for one kept on this
-            rank, ("input", position) for the gradient of another input of forward.
+        outputs: ("piece", group, i) for a reduced gradient, ("partial", group, i) for one not yet
+            summed over the replicas, ("whole", group, i) for one kept on this rank, ("input",
+            position) for the gradient of another input of forward, ("parameter", group, i) for a
+            whole parameter of the groups ``shown``, which stay unsharded.
     """
 
     def __init__(
-        self, plan: Plan, present: tuple[int, ...], reductions: tuple[GroupReduction, ...]
+        self,
+        plan: Plan,
+        present: tuple[int, ...],
+        reductions: tuple[GroupReduction, ...],
+        shown: tuple[int, ...],
     ) -> None:
         self.plan, self.present, self.reductions = plan, present, reductions
+        self.shown = shown
         self.pull_back = plan.staged.backward(present)
         self._sort_gradients()
         self.program = per_rank_jit(_packed(self._run), plan.jax_mesh)
@@ -192,14 +192,15 @@ class Backward:
                 self.of_input.append((position, output))
         self.outputs: list[tuple[Any, ...]] = []
         for g, reduction in enumerate(self.reductions):
-            kind = "piece" if reduction.sync else "whole"
+            kind = "piece" if reduction.all_reduce else "partial" if reduction.sync else "whole"
             self.outputs += [(kind, g, i) for i in self._indices(g)]
         self.outputs += [("input", position) for position, _ in self.of_input]
+        self.outputs += [("parameter", g, i) for g in self.shown for i in range(self.plan.sizes[g])]
 
     def _indices(self, group: int) -> list[int]:
         """Parameters of ``group`` that have a gradient to return."""
-        waiting = self.reductions[group].waiting
-        return sorted({*self.of_group[group], *waiting})
+        trainable = self.plan.uses[group].trainable
+        return self.reductions[group].indices(self.of_group[group], trainable)
 
     def _run(self, *inputs: Any) -> list[Any]:
         plan, staged, rest = self.plan, self.plan.staged, list(inputs)
@@ -213,7 +214,7 @@ class Backward:
         kept = {v: _unpacked(rest.pop(0), v) for v in plan.kept}
         given = self.pull_back.invars[len(staged.residuals) :]
         cotangents = [_unpacked(rest.pop(0), v) for v in given]
-        waiting = [[rest.pop(0) for _ in r.waiting] for r in self.reductions]
+        waiting = [[rest.pop(0) for _ in (*r.waiting, *r.partial)] for r in self.reductions]
         values, lazy = plan._lazy_wholes(arrays, lambda g: plan.uses[g].kept)
         forward = Evaluation(staged.forward, [*values, *others[plan.num_wholes :]], lazy)
         return self._pull_back(forward, kept, cotangents, waiting)
@@ -242,9 +243,10 @@ class Backward:
         results: list[Any] = []
         for g in range(len(self.reductions)):
             results += reduced[g] if g in reduced else self._reduce(g, evaluation, waiting[g])
-        return results + [
-            evaluation.value(self.pull_back.outvars[output]) for _, output in self.of_input
-        ]
+        results += [evaluation.value(self.pull_back.outvars[output]) for _, output in self.of_input]
+        spans = self.plan._spans()
+        inputs = self.plan.staged.forward.invars
+        return results + [forward.value(inputs[i]) for g in self.shown for i in range(*spans[g])]
 
     def _gradients_to_come(self) -> dict[Any, list[int]]:
         """Which groups wait for which variable; a group is reduced when none is left."""
@@ -259,17 +261,12 @@ class Backward:
         return todo
 
     def _reduce(self, group: int, evaluation: Evaluation, waiting: list[Any]) -> list[Any]:
-        reduction, indices = self.reductions[group], self._indices(group)
-        earlier = dict(zip(reduction.waiting, waiting, strict=True))
-        grads = []
-        for i in indices:
-            parts = [earlier[i]] if i in earlier else []
-            if i in self.of_group[group]:
-                parts.append(evaluation.value(self.pull_back.outvars[self.of_group[group][i]]))
-            grads.append(parts[0] if len(parts) == 1 else parts[0] + parts[1])
-        if not reduction.sync:
-            return grads
-        return reduce(self.plan.uses[group].spec, indices, grads)
+        grads = {
+            i: evaluation.value(self.pull_back.outvars[output])
+            for i, output in self.of_group[group].items()
+        }
+        use = self.plan.uses[group]
+        return self.reductions[group].run(use.spec, grads, waiting, use.trainable)
 
 
 def _unpacked(x: Any, v: Any) -> Any:

@@ -1,0 +1,161 @@
+"""FSDPModule: the methods that ``fully_shard`` gives to a module. Source: torch.distributed.fsdp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..._state import state as thread
+from ._param_group import FSDPParamGroup
+from ._state import FSDPState, states_below
+
+
+class UnshardHandle:
+    """What ``unshard(async_op=True)`` returns."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish: Callable[[], None] | None = finish
+
+    def wait(self) -> None:
+        """Blocks until the parameters are unsharded; a second call does nothing."""
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+
+
+class FSDPModule:
+    """The methods of a module that ``fully_shard`` was applied to."""
+
+    _fsdp_state: FSDPState
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = self._fsdp_state
+        run = super().__call__  # type: ignore[misc]
+        if thread.trace is not None:
+            return state.run_traced(run, args, kwargs)
+        state.lazy_init()
+        return state.calls.run(run, args, kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._fsdp_state.refuse_direct_forward()
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``Module.state_dict``; sharded parameters are given as shards."""
+        for group in self._groups(recurse=True):
+            group.to_sharded()
+        return super().state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        self.reshard()
+        return super()._apply(*args, **kwargs)  # type: ignore[misc]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.reshard()
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gathers this module's group and shows the whole parameters until ``reshard()``.
+
+        An edit of the whole parameters is lost at the next reshard.
+
+        Returns:
+            None; with ``async_op``, a handle whose ``wait()`` shows them.
+        """
+        group = self._fsdp_state.group
+        finish = (lambda: None) if group is None else group.to_unsharded
+        if async_op:
+            return UnshardHandle(finish)
+        finish()
+        return None
+
+    def reshard(self) -> None:
+        """Shows this module's shards again and frees the whole parameters."""
+        if self._fsdp_state.group is not None:
+            self._fsdp_state.group.to_sharded()
+
+    def reset_iter_state(self) -> None:
+        """Forgets what an unfinished iteration left behind, after an exception."""
+        for group in self._groups(recurse=True):
+            group.to_sharded()
+            group.unreduced.clear()
+            group.partial.clear()
+
+    # --- knobs -------------------------------------------------------------------------------
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether the whole parameters are freed after forward and gathered again in backward."""
+        _require_bool("reshard_after_forward", reshard_after_forward)
+        for state in self._states(recurse):
+            state.reshard_after_forward = reshard_after_forward
+
+    def set_reshard_after_backward(
+        self, reshard_after_backward: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether the whole parameters are freed after backward.
+
+        Otherwise the next forward uses them without a gather, unless a step changed the shards.
+        """
+        _require_bool("reshard_after_backward", reshard_after_backward)
+        for group in self._groups(recurse):
+            group.reshard_after_backward = reshard_after_backward
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether backward reduces gradients; otherwise they are kept whole on each rank.
+
+        The next backward with synchronisation on reduces their sum.
+        """
+        for group in self._groups(recurse):
+            group.requires_gradient_sync = bool(requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Whether backward on a hybrid (2-D) mesh sums gradients over the replicas too.
+
+        Otherwise what the shard axis summed is kept, and the next backward with this on adds it.
+        """
+        for group in self._groups(recurse):
+            group.requires_all_reduce = bool(requires_all_reduce)
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """The sum of the ranks' gradients is divided by ``factor`` in place of their number."""
+        for group in self._groups(recurse=False):
+            group.divide_factor = float(factor)
+
+    def set_reduce_scatter_unused_params(
+        self, reduce_scatter_unused_params: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether parameters that no gradient reached get a gradient of zeros, not None."""
+        for group in self._groups(recurse):
+            group.reduce_unused = bool(reduce_scatter_unused_params)
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Accepted as in PyTorch, where it delays waiting for reductions between microbatches.
+
+        Here a backward is one XLA program: what reads its results waits for them, nothing else.
+        """
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Accepted as in PyTorch, where it avoids NCCL's averaging reductions.
+
+        Here gradients are always summed, then divided.
+        """
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Accepted as in PyTorch, where the next all-gather waits for this CUDA event.
+
+        Here a program waits for the arrays that it reads.
+        """
+
+    def _states(self, recurse: bool) -> Sequence[FSDPState]:
+        return states_below(self) if recurse else [self._fsdp_state]  # type: ignore[arg-type]
+
+    def _groups(self, recurse: bool) -> list[FSDPParamGroup]:
+        found = (state.group for state in self._states(recurse))
+        return list(dict.fromkeys(g for g in found if g is not None))
+
+
+def _require_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} should be a bool, got {type(value).__name__}")
