@@ -152,7 +152,7 @@ class Watch:
         owner = getattr(function, "__self__", None)
         name = getattr(function, "__qualname__", repr(function))
         if owner is None or isinstance(owner, types.ModuleType):
-            module = getattr(function, "__module__", None) or getattr(owner, "__name__", "builtins")
+            module = str(getattr(function, "__module__", None) or getattr(owner, "__name__", ""))
             impure = module == "builtins" and name in _IMPURE_BUILTINS
             unknown = module not in _PURE_MODULES and not is_library(module)
             if impure or unknown or module.startswith("numpy.random"):

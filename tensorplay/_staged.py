@@ -138,8 +138,8 @@ class StagedCall:
     """One traced call; see the module's docstring.
 
     Inputs of ``forward``: the whole parameters of all groups, the outside tensors, the arguments,
-    the random state, the constants. Its outputs: ``num_values`` output arrays, the new values of ``written``
-    outside tensors, then what backward needs (its *residuals*).
+    the random state, the constants. Its outputs: ``num_values`` output arrays, the new values of
+    ``written`` outside tensors, then what backward needs (its *residuals*).
 
     Attributes:
         differentiated: positions of forward inputs that gradients are computed for.
@@ -237,8 +237,7 @@ class Tracing:
         run: what to call.
         arguments, structure: of ``(args, kwargs)``; see ``_structure``.
         outside: tensors from outside that are inputs, each the first of its storage.
-        wholes: the groups of whole parameters: for each, avals, and a function that takes arrays and
-            returns what to ``show`` and ``hide``.
+        groups: the groups of whole parameters, with the avals of each.
         mesh: the jax mesh whose axes are bound.
     """
 
@@ -279,8 +278,8 @@ class Tracing:
         """Runs the Python once and returns the programs.
 
         Raises:
-            Untraceable: the call has to run eagerly; or, with ``trace.missing`` filled, it has to be
-                traced again with more outside tensors.
+            Untraceable: the call has to run eagerly; or, with ``trace.missing`` filled, it has to
+                be traced again with more outside tensors.
             Exception: whatever the Python raised.
         """
         before = [t._storage.array for t in self.outside]
@@ -314,9 +313,11 @@ class Tracing:
                 full[i] = v
             return self._run_python(full)
 
+        leaves: list[Any] = []
+        tree = None
         if not differentiated:
             _, aux = run()
-            values, writes, leaves, tree = aux["values"], aux["writes"], [], None
+            values, writes = aux["values"], aux["writes"]
         else:
             outs, vjp, aux = jax.vjp(run, *(inputs[i] for i in differentiated), has_aux=True)
             leaves, tree = jax.tree.flatten(vjp)

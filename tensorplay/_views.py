@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Step = tuple[str, tuple[Any, ...]]
+Step = tuple[str, Any]
 Chain = tuple[Step, ...]
 
 

@@ -52,8 +52,8 @@ def assert_close(
     """
     if (rtol is None) != (atol is None):
         raise ValueError(
-            "Either both 'rtol' and 'atol' must be specified or none of them, but got "
-            f"rtol={rtol} and atol={atol} instead."
+            "Both 'rtol' and 'atol' must be either specified or omitted, but got no "
+            f"{'rtol' if rtol is None else 'atol'}."
         )
     checks = _Checks(rtol, atol, equal_nan, check_device, check_dtype, check_stride)
     found = checks.compare(actual, expected, "")

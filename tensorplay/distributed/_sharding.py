@@ -42,7 +42,7 @@ def own_rows(size: int, ranks: int, index: int) -> tuple[int, int]:
 
 
 def to_chunks(full: Any, dim: int, ranks: int) -> Any:
-    """The whole, shape ``shape``, as (ranks, elements of a padded piece): row r is rank r's piece."""
+    """The whole as (ranks, elements of a padded piece): row r is rank r's piece."""
     rows = rows_per_rank(full.shape[dim], ranks)
     moved = jnp.moveaxis(full, dim, 0)
     missing = rows * ranks - full.shape[dim]
@@ -206,8 +206,8 @@ class ShardLayout:
         """What to say when a state dict's entry is laid out differently."""
         if own._layout is None:
             return (
-                f"{key}: the checkpoint holds a sharded tensor ({given._layout}), the model a plain "
-                f"one of shape {tuple(own.shape)}: pass its .full_tensor(), or apply fully_shard "
+                f"{key}: the checkpoint holds a sharded tensor ({given._layout}), the model a "
+                f"plain one of shape {tuple(own.shape)}: pass its .full_tensor(), or apply fully_shard "
                 "before loading"
             )
         got = (
@@ -321,7 +321,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
         return tensor
     if tensor.is_meta:
         return wrap(Meta(tensor._layout.global_shape, tensor._storage.array.dtype))
-    return wrap(tensor._layout.gather(tensor._storage.value))
+    return wrap(tensor._layout.gather(tensor._storage.value))  # type: ignore[attr-defined]
 
 
 def to_local(tensor: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def register_module_forward_pre_hook(hook: Callable[..., Any]) -> RemovableHandl
 
 def register_module_forward_hook(
     hook: Callable[..., Any], *, with_kwargs: bool = False, always_call: bool = False
-) -> RemovableHandle:  # noqa: E501
+) -> RemovableHandle:
     """``hook(module, args, output)`` runs after the forward of every module."""
     return _register(_global_forward_hooks, (hook, with_kwargs, always_call))
 
@@ -530,8 +530,8 @@ class Module:
         keep_vars: bool = False,
     ) -> Any:
         """An OrderedDict of every parameter and persistent buffer by full name."""
-        if args:
-            destination, prefix, keep_vars = (*args, *(destination, prefix, keep_vars)[len(args) :])
+        given = [*args, *(destination, prefix, keep_vars)[len(args) :]]
+        destination, prefix, keep_vars = given
         if destination is None:
             destination = OrderedDict()
             destination._metadata = OrderedDict()

@@ -19,6 +19,9 @@ from ._module import FSDPModule
 from ._param_group import FSDPParamGroup
 from ._state import FSDPState
 
+_FULL_PRECISION = MixedPrecisionPolicy()
+_NO_OFFLOAD = OffloadPolicy()
+
 
 def fully_shard(
     module: Any,
@@ -26,8 +29,8 @@ def fully_shard(
     mesh: DeviceMesh | None = None,
     reshard_after_forward: bool | None = None,
     shard_placement_fn: Callable[[Parameter], Any] | None = None,
-    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
-    offload_policy: OffloadPolicy = OffloadPolicy(),
+    mp_policy: MixedPrecisionPolicy = _FULL_PRECISION,
+    offload_policy: OffloadPolicy = _NO_OFFLOAD,
     ignored_params: Iterable[Parameter] | None = None,
 ) -> Any:
     """Shards the parameters of ``module`` over the data-parallel ranks, in place.
@@ -69,7 +72,7 @@ def fully_shard(
         state = FSDPState(m, group, dp_mesh, mp_policy, reshard_after_forward)
         state.calls = CompiledCalls(state)
         m.__dict__["_fsdp_state"] = state
-        m.__class__ = _fsdp_class(type(m))
+        m.__class__ = _fsdp_class(type(m))  # type: ignore[assignment,arg-type]
     state_changes.bump()
     return module
 

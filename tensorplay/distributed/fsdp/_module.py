@@ -1,4 +1,4 @@
-"""FSDPModule: the methods that ``fully_shard`` gives to a module. Source: torch.distributed.fsdp."""
+"""FSDPModule: the methods that ``fully_shard`` gives to a module, as torch.distributed.fsdp."""
 
 from __future__ import annotations
 

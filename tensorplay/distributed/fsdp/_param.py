@@ -20,8 +20,8 @@ from ._collectives import ParamSpec
 Owner = tuple[Module, str]
 
 _STALE = (
-    "the parameter {name!r} was replaced by its shard when fully_shard was applied, so a step on it "
-    "would change nothing. Make the optimizer after fully_shard, from model.parameters()"
+    "the parameter {name!r} was replaced by its shard when fully_shard was applied, so a step on "
+    "it would change nothing. Make the optimizer after fully_shard, from model.parameters()"
 )
 
 
@@ -80,8 +80,8 @@ class FSDPParam:
         if now is None or now._layout != self.layout:
             found = "None" if now is None else f"a plain parameter of shape {tuple(now.shape)}"
             raise RuntimeError(
-                f"the sharded parameter {self.name!r} ({self.layout}) was replaced by {found}. Copy "
-                "values into it under no_grad, load a state dict, or assign a parameter with the "
+                f"the sharded parameter {self.name!r} ({self.layout}) was replaced by {found}. "
+                "Copy values into it under no_grad, load a state dict, or assign a parameter with the "
                 "same sharding, such as nn.Parameter(old.detach().clone())"
             )
         now.__dict__.setdefault("_fsdp_name", self.name)

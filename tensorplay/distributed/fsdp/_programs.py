@@ -12,13 +12,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from ..._program import Evaluation, dependencies, depends
+from ..._program import Evaluation, Thunk, dependencies, depends
 from ..._staged import StagedCall
 from .._sharding import per_rank_jit
 from ._collectives import GroupSpec, gather
@@ -224,8 +225,8 @@ class Backward:
     ) -> list[Any]:
         residuals = self.plan.staged.residuals
         values = [kept.get(v) if not isinstance(v, Literal) else v.val for v in residuals]
-        lazy = {
-            i: (lambda v=v: forward.demand(v))
+        lazy: dict[int, Thunk] = {
+            i: functools.partial(forward.demand, v)
             for i, v in enumerate(residuals)
             if not isinstance(v, Literal) and v not in kept
         }
