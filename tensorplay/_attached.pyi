@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._tensor import Tensor
 
-
 class Attached:
     """The operators; other methods are known by name only at run time."""
 

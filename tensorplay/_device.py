@@ -23,20 +23,23 @@ class device:
     """
 
     __slots__ = ("_outer", "index", "type")
+    type: str
+    index: int | None
 
     def __init__(self, type: str | device | int, index: int | None = None) -> None:
+        kind: str
         if isinstance(type, device):
-            type, index = type.type, type.index
+            kind, index = type.type, type.index
         elif isinstance(type, int):
-            type, index = "cuda", type
-        elif ":" in type:
-            type, _, suffix = type.partition(":")
-            index = int(suffix)
-        if type not in _TYPES:
+            kind, index = "cuda", type
+        else:
+            kind, colon, suffix = type.partition(":")
+            index = int(suffix) if colon else index
+        if kind not in _TYPES:
             raise RuntimeError(
-                f"Expected one of {', '.join(_TYPES)} device type at start of device string: {type}"
+                f"Expected one of {', '.join(_TYPES)} device type at start of device string: {kind}"
             )
-        self.type, self.index = type, index
+        self.type, self.index = kind, index
         self._outer: list[Any] = []
 
     def __repr__(self) -> str:
@@ -106,7 +109,7 @@ def _matches(candidate: Any, target: device) -> bool:
 
 
 def _default_jax_device() -> Any:
-    chosen = jax.config.jax_default_device
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]
     return jax.local_devices()[0] if chosen is None or isinstance(chosen, str) else chosen
 
 

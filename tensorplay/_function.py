@@ -81,9 +81,7 @@ class FunctionNode(Node):
     def __init__(self, function: type[Function], ctx: FunctionCtx, args: tuple[Any, ...]) -> None:
         super().__init__([a._edge() if isinstance(a, Tensor) else None for a in args])
         self.function, self.ctx = function, ctx
-        self.shapes = [
-            (tuple(a.shape), a.dtype) if isinstance(a, Tensor) else None for a in args
-        ]
+        self.shapes = [(tuple(a.shape), a.dtype) if isinstance(a, Tensor) else None for a in args]
         self.outputs: list[Any] = []
 
     def name(self) -> str:
@@ -230,7 +228,9 @@ def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def run(ctx: Any, *grads: Any) -> Any:
-        wanted = state.grad_enabled and any(isinstance(g, Tensor) and g.requires_grad for g in grads)
+        wanted = state.grad_enabled and any(
+            isinstance(g, Tensor) and g.requires_grad for g in grads
+        )
         outer, state.grad_enabled = state.grad_enabled, False
         try:
             returned = fn(ctx, *grads)

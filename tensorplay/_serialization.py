@@ -1,7 +1,7 @@
 """Saving and loading nested data with tensors, as ``torch.save`` and ``torch.load``.
 
-A file is a zip archive: ``tensorplay.json`` holds the structure, and ``arrays/0``, ``arrays/1``, ...
-the raw little-endian, row-major bytes of the arrays that it names. Loading runs no code.
+A file is a zip archive: ``tensorplay.json`` holds the structure, ``arrays/0``, ``arrays/1``, ... the
+raw little-endian, row-major bytes of the arrays that it names. Loading runs no code.
 """
 
 from __future__ import annotations
@@ -210,7 +210,9 @@ class _Reader:
         names = self.archive.namelist()
         if _STRUCTURE not in names:
             torch = any(n.endswith("data.pkl") for n in names)
-            hint = " (torch.save wrote it: load it with torch and pass numpy arrays)" if torch else ""
+            hint = (
+                " (torch.save wrote it: load it with torch and pass numpy arrays)" if torch else ""
+            )
             raise _Damaged(f"it is a zip archive, but not one that tensorplay.save wrote{hint}")
         structure = json.loads(self.archive.read(_STRUCTURE))
         if structure.get("format") != _FORMAT or structure.get("version") != _VERSION:
@@ -226,8 +228,11 @@ class _Reader:
         if "tensor" in node:
             return self._tensor(node)
         if "ndarray" in node or "scalar" in node:
-            number = node.get("ndarray", node.get("scalar"))
-            value = self._array(number, np.dtype(node["dtype"]), node["shape"])
+            value = self._array(
+                node["ndarray" if "ndarray" in node else "scalar"],
+                np.dtype(node["dtype"]),
+                node["shape"],
+            )
             return value if "ndarray" in node else value[()]
         ((kind, value),) = node.items()
         if kind not in _DECODERS:
@@ -244,7 +249,9 @@ class _Reader:
         data = self.archive.read(f"arrays/{number}")
         expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if len(data) != expected:
-            raise _Damaged(f"array {number} has {len(data)} bytes; its shape {shape} needs {expected}")
+            raise _Damaged(
+                f"array {number} has {len(data)} bytes; its shape {shape} needs {expected}"
+            )
         return np.frombuffer(data, dtype).reshape(shape).copy()
 
     def _tensor(self, node: dict[str, Any]) -> Tensor:

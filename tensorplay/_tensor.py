@@ -395,9 +395,9 @@ class Tensor(Attached):
             if self.numel() == 0 and self.ndim != 1:
                 suffixes.append(f"size={tuple(self.shape)}")
         implied = (get_default_dtype(), int64, bool_) if self.numel() else (get_default_dtype(),)
-        if self.dtype not in implied and not self.is_complex():
-            suffixes.append(f"dtype={self.dtype}")
-        elif self.is_complex() and self.dtype.itemsize != 2 * get_default_dtype().itemsize:
+        if (self.dtype not in implied and not self.is_complex()) or (
+            self.is_complex() and self.dtype.itemsize != 2 * get_default_dtype().itemsize
+        ):
             suffixes.append(f"dtype={self.dtype}")
         if self.grad_fn is not None:
             suffixes.append(f"grad_fn=<{self.grad_fn.name()}>")
@@ -416,9 +416,7 @@ class Tensor(Attached):
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
         if value and not (self.dtype.is_floating_point or self.dtype.is_complex):
-            raise RuntimeError(
-                "only Tensors of floating point dtype can require gradients"
-            )
+            raise RuntimeError("only Tensors of floating point dtype can require gradients")
         if value and self._inference and not state.inference:
             raise RuntimeError(
                 "Setting requires_grad=True on inference tensor outside InferenceMode is not "
@@ -542,9 +540,7 @@ class Tensor(Attached):
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """``hook(grad)`` runs when this tensor's gradient is known; may return a replacement."""
         if not self.requires_grad:
-            raise RuntimeError(
-                "cannot register a hook on a tensor that doesn't require gradient"
-            )
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if state.trace is not None:
             state.trace.abort("registers a hook on a tensor")
         if self.grad_fn is not None:
@@ -556,9 +552,7 @@ class Tensor(Attached):
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """``hook(tensor)`` runs after ``tensor.grad`` was accumulated; leaves only."""
         if not self.requires_grad:
-            raise RuntimeError(
-                "cannot register a hook on a tensor that doesn't require gradient"
-            )
+            raise RuntimeError("cannot register a hook on a tensor that doesn't require gradient")
         if self.grad_fn is not None:
             raise RuntimeError(
                 "post accumulate grad hooks cannot be registered on non-leaf tensors"

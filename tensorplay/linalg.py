@@ -95,9 +95,7 @@ def _matrix_norm(a, *, order, dims, keepdim):
 
 def _square(a: Tensor, name: str) -> None:
     if a.dim() < 2:
-        raise RuntimeError(
-            f"linalg.{name}: The input tensor A must have at least 2 dimensions."
-        )
+        raise RuntimeError(f"linalg.{name}: The input tensor A must have at least 2 dimensions.")
     if a.shape[-1] != a.shape[-2]:
         raise RuntimeError(
             f"linalg.{name}: A must be batches of square matrices, but they are {a.shape[-2]} by "
@@ -206,12 +204,21 @@ def lstsq(A: Tensor, B: Tensor) -> Any:
     return namedtuple("LeastSquares", ["solution"])(_lstsq(A, B))
 
 
-def vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Dtype | None = None) -> Tensor:
+def vector_norm(
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Dtype | None = None
+) -> Tensor:
     """The p-norm over ``dim`` (all elements if None)."""
     return _vector_norm(x, float(ord), dim, keepdim, dtype=dtype)
 
 
-def matrix_norm(A: Tensor, ord: Any = "fro", dim: Sequence[int] = (-2, -1), keepdim: bool = False, *, dtype: Dtype | None = None) -> Tensor:
+def matrix_norm(
+    A: Tensor,
+    ord: Any = "fro",
+    dim: Sequence[int] = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: Dtype | None = None,
+) -> Tensor:
     """A norm of matrices: ``"fro"``, ``"nuc"``, inf, -inf, 1, -1, 2 or -2."""
     if dtype is not None:
         A = to_dtype(A, dtype)
@@ -221,7 +228,14 @@ def matrix_norm(A: Tensor, ord: Any = "fro", dim: Sequence[int] = (-2, -1), keep
     return _matrix_norm(A, order=ord, dims=dims, keepdim=keepdim)
 
 
-def norm(A: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Dtype | None = None) -> Tensor:
+def norm(
+    A: Tensor,
+    ord: Any = None,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype | None = None,
+) -> Tensor:
     """``vector_norm`` or ``matrix_norm``, as ``ord`` and ``dim`` ask for.
 
     Without ``ord`` it is the 2-norm of the flattened tensor (over ``dim``, if given).

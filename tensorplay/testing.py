@@ -96,7 +96,8 @@ class _Checks:
         if not all(isinstance(x, (Tensor, np.ndarray, np.generic)) for x in (actual, expected)):
             raise TypeError(
                 f"No comparison pair was able to handle inputs of type {type(actual)} and "
-                f"{type(expected)}." + (f"\n\nThe failure occurred for item {place}" if place else "")
+                f"{type(expected)}."
+                + (f"\n\nThe failure occurred for item {place}" if place else "")
             )
         return self._tensors(as_tensor(actual), as_tensor(expected))
 
@@ -146,7 +147,7 @@ class _Checks:
         )
 
     def _tensors(self, actual: Tensor, expected: Tensor) -> str | None:
-        attributes = [("shape", actual.shape, expected.shape, True)]
+        attributes: list[tuple[str, Any, Any, bool]] = [("shape", actual.shape, expected.shape, True)]
         attributes.append(("device", actual.device, expected.device, self.check_device))
         attributes.append(("dtype", actual.dtype, expected.dtype, self.check_dtype))
         attributes.append(("stride()", actual.stride(), expected.stride(), self.check_stride))
@@ -224,13 +225,22 @@ def _scalar_mismatch(a: np.ndarray, e: np.ndarray, rtol: float, atol: float, exa
 
 
 def _greatest(differences: np.ndarray, allowed: float, exact: bool) -> str:
-    index = np.unravel_index(int(np.nanargmax(np.nan_to_num(differences, nan=np.inf))), differences.shape)
+    index = np.unravel_index(
+        int(np.nanargmax(np.nan_to_num(differences, nan=np.inf))), differences.shape
+    )
     place = tuple(int(i) for i in index)
     text = f"{differences[place].item()} at index {place}"
     return text if exact else f"{text} (up to {allowed} allowed)"
 
 
-def assert_allclose(actual: Any, expected: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = True, msg: str = "") -> None:
+def assert_allclose(
+    actual: Any,
+    expected: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    equal_nan: bool = True,
+    msg: str = "",
+) -> None:
     """``assert_close`` without checks of devices and dtypes (kept for older code)."""
     if not isinstance(actual, Tensor):
         actual = as_tensor(actual)

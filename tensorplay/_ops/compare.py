@@ -23,7 +23,9 @@ def _isclose(a, b, *, rtol, atol, equal_nan):
     return jnp.isclose(a, b, rtol, atol, equal_nan)
 
 
-def isclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+def isclose(
+    input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Tensor:
     """Where ``|input - other| <= atol + rtol * |other|``."""
     if input.dtype is not other.dtype:
         raise RuntimeError(
@@ -32,7 +34,9 @@ def isclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-
     return _isclose(input, other, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
-def allclose(input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+def allclose(
+    input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
     """Whether ``isclose`` holds everywhere."""
     return bool(isclose(input, other, rtol, atol, equal_nan).all())
 

@@ -156,22 +156,35 @@ def _or_default(dtype: Dtype | None) -> Any:
     return (dtype or get_default_dtype()).numpy
 
 
-def zeros(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def zeros(
+    *size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """Zeros of shape ``size``."""
     return _sized(0, as_sizes(size), _or_default(dtype), device, requires_grad)
 
 
-def ones(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def ones(
+    *size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """Ones of shape ``size``."""
     return _sized(1, as_sizes(size), _or_default(dtype), device, requires_grad)
 
 
-def empty(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def empty(
+    *size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False
+) -> Tensor:
     """A tensor of shape ``size``; its values (zeros) are not to be relied on."""
     return _sized(0, as_sizes(size), _or_default(dtype), device, requires_grad)
 
 
-def full(size: Sequence[int], fill_value: Any, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def full(
+    size: Sequence[int],
+    fill_value: Any,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """``fill_value`` everywhere; its kind gives the dtype unless ``dtype`` does."""
     if isinstance(fill_value, Tensor):
         fill_value = fill_value.item()
@@ -187,27 +200,64 @@ def _like(x: Tensor, value: Any, dtype: Dtype | None, device: DeviceLike, grad: 
     return _sized(value, x._array_shape(), (dtype or x.dtype).numpy, place, grad)
 
 
-def zeros_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, memory_format: Any = None) -> Tensor:
+def zeros_like(
+    input: Tensor,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """Zeros in the shape and dtype of ``input``."""
     return _like(input, 0, dtype, device, requires_grad)
 
 
-def ones_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, memory_format: Any = None) -> Tensor:
+def ones_like(
+    input: Tensor,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """Ones in the shape and dtype of ``input``."""
     return _like(input, 1, dtype, device, requires_grad)
 
 
-def full_like(input: Tensor, fill_value: Any, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, memory_format: Any = None) -> Tensor:
+def full_like(
+    input: Tensor,
+    fill_value: Any,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """``fill_value`` in the shape and dtype of ``input``."""
     return _like(input, fill_value, dtype, device, requires_grad)
 
 
-def empty_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, memory_format: Any = None) -> Tensor:
+def empty_like(
+    input: Tensor,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+    memory_format: Any = None,
+) -> Tensor:
     """As ``zeros_like``; the values are not to be relied on."""
     return _like(input, 0, dtype, device, requires_grad)
 
 
-def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def arange(
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Values from ``start`` (0 if left out) to ``end``, exclusive; int64 for ints."""
     if end is None:
         start, end = 0, start
@@ -223,20 +273,44 @@ def arange(start: Any, end: Any = None, step: Any = 1, *, dtype: Dtype | None = 
     return from_values(values.astype(dtype.numpy), dtype.numpy, device, requires_grad)
 
 
-def linspace(start: float, end: float, steps: int, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def linspace(
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """``steps`` values evenly spaced from ``start`` to ``end``, inclusive."""
     found = _or_default(dtype)
     return from_values(np.linspace(start, end, steps).astype(found), found, device, requires_grad)
 
 
-def logspace(start: float, end: float, steps: int, base: float = 10.0, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def logspace(
+    start: float,
+    end: float,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """``base`` to the power of ``steps`` values evenly spaced from ``start`` to ``end``."""
     found = _or_default(dtype)
     values = base ** np.linspace(start, end, steps)
     return from_values(values.astype(found), found, device, requires_grad)
 
 
-def eye(n: int, m: int | None = None, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def eye(
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Ones on the diagonal, zeros elsewhere."""
     found = _or_default(dtype)
     return from_values(np.eye(n, m).astype(found), found, device, requires_grad)
@@ -246,7 +320,9 @@ def construct(*data: Any, dtype: Dtype | None = None) -> Tensor:
     """What ``Tensor(data)`` or ``Tensor(*sizes)`` holds: a float tensor, as torch makes it."""
     if len(data) == 1 and isinstance(data[0], Tensor):
         return data[0]
-    if all(isinstance(d, int) for d in data) and data or len(data) == 1 and type(data[0]) is Size:
+    if (all(isinstance(d, int) for d in data) and data) or (
+        len(data) == 1 and type(data[0]) is Size
+    ):
         return zeros(*data, dtype=dtype)
     return from_values(_numpy_of(data[0] if data else ()), _or_default(dtype), None)
 

@@ -191,9 +191,7 @@ def _mask_indices(x: Tensor, mask: Tensor, dim: int) -> list[Tensor]:
     return list(nonzero(mask if mask.dim() else reshape(mask, 1), as_tuple=True))
 
 
-def check_bounds(
-    index: Tensor, size: int, dim: int, error: type[Exception] = IndexError
-) -> None:
+def check_bounds(index: Tensor, size: int, dim: int, error: type[Exception] = IndexError) -> None:
     """Refuses indices out of range with ``error``, as jax would clamp them silently.
 
     Inside a traced call the values are not known; there jax's own rule for gathers holds.
@@ -317,9 +315,7 @@ def _along(input: Tensor, dim: int, index: Tensor, name: str, wide: bool = True)
     if index.dtype.name not in ("int64", "int32"):
         raise RuntimeError(f"{name}(): Expected dtype int32/int64 for index, got {index.dtype}")
     if wide and max(index.dim(), 1) != max(input.dim(), 1):
-        raise RuntimeError(
-            f"Index tensor must have the same number of dimensions as {name} tensor"
-        )
+        raise RuntimeError(f"Index tensor must have the same number of dimensions as {name} tensor")
     if not wide and index.dim() > 1:
         raise IndexError(f"{name}(): Index is supposed to be a vector")
     d = wrap_dim(dim, input.dim())
@@ -357,7 +353,15 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return _index_select(input, index, dim=_along(input, dim, index, "index_select", wide=False))
 
 
-def scatter(input: Tensor, dim: int, index: Tensor, src: Any = None, value: Any = None, *, reduce: str | None = None) -> Tensor:
+def scatter(
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Any = None,
+    value: Any = None,
+    *,
+    reduce: str | None = None,
+) -> Tensor:
     """``input`` with ``src`` (or the number ``value``) written at ``index`` along ``dim``.
 
     ``reduce`` is None, ``"add"`` or ``"multiply"``.
@@ -372,13 +376,17 @@ def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     return _scatter_along(input, index, src, dim=d, reduce="add")
 
 
-def scatter_reduce(input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
-    """``input`` with ``src`` reduced into ``index``: ``sum``, ``prod``, ``amax``, ``amin``, ``mean``.
+def scatter_reduce(
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """``input`` with ``src`` reduced into it at ``index`` along ``dim``.
 
-    Without ``include_self``, the entries written to start from nothing.
+    ``reduce`` is ``"sum"``, ``"prod"``, ``"amax"``, ``"amin"`` or ``"mean"``. Without ``include_self``, the entries written to start from nothing.
     """
     if reduce not in ("sum", "prod", "amax", "amin", "mean"):
-        raise RuntimeError(f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}")
+        raise RuntimeError(
+            f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}"
+        )
     d = _along(input, dim, index, "self")
     start = input
     if not include_self:
@@ -399,7 +407,9 @@ def _neutral(x: Tensor, reduce: str) -> Any:
     return low if reduce == "amax" else high
 
 
-def index_add(input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+def index_add(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1
+) -> Tensor:
     """``input`` with ``alpha * source`` added at entries ``index`` of ``dim``."""
     d = _along(input, dim, index, "index_add", wide=False)
     return _index_add(input, index, source, dim=d, alpha=alpha)
@@ -451,7 +461,14 @@ def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     return out
 
 
-def slice_scatter(input: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
+def slice_scatter(
+    input: Tensor,
+    src: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Tensor:
     """``input`` with ``src`` in place of ``start:end:step`` of ``dim``."""
     out = math.clone_(input)
     d = wrap_dim(dim, input.dim())

@@ -221,7 +221,9 @@ def tile(input: Tensor, *dims: Any) -> Tensor:
     return _repeat(input, sizes=(1,) * (input.dim() - len(found)) + found)
 
 
-def repeat_interleave(x: Tensor, repeats: Any, dim: int | None = None, *, output_size: int | None = None) -> Tensor:
+def repeat_interleave(
+    x: Tensor, repeats: Any, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
     """Each entry ``repeats`` times in a row; a tensor of counts gives each entry its own."""
     if dim is None:
         x, dim = reshape(x, -1), 0
@@ -298,7 +300,14 @@ def diag_embed(input: Tensor, offset: int = 0) -> Tensor:
 
 
 def _triangle(name: str, inside: Any) -> Any:
-    def op(row: int, col: int, offset: int = 0, *, dtype: Dtype = _dtypes.int64, device: DeviceLike = None) -> Tensor:
+    def op(
+        row: int,
+        col: int,
+        offset: int = 0,
+        *,
+        dtype: Dtype = _dtypes.int64,
+        device: DeviceLike = None,
+    ) -> Tensor:
         cells = [(r, c) for r in range(row) for c in range(col) if inside(c - r, offset)]
         rows, columns = [r for r, _ in cells], [c for _, c in cells]
         return from_values([rows, columns], dtype.numpy, device)
@@ -310,4 +319,3 @@ def _triangle(name: str, inside: Any) -> Any:
 
 tril_indices = _triangle("tril_indices", lambda place, offset: place <= offset)
 triu_indices = _triangle("triu_indices", lambda place, offset: place >= offset)
-

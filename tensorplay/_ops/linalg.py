@@ -39,14 +39,12 @@ def _check_matmul(a: tuple[int, ...], b: tuple[int, ...]) -> None:
             f"number of elements, but got {a[0]} and {b[0]} elements respectively"
         )
     if len(b) == 1 and len(a) == 2:
-        raise RuntimeError(
-            f"size mismatch, got input ({a[0]}), mat ({a[0]}x{a[1]}), vec ({b[0]})"
-        )
+        raise RuntimeError(f"size mismatch, got input ({a[0]}), mat ({a[0]}x{a[1]}), vec ({b[0]})")
     if len(a) > 2 and len(b) > 2:
         batch = math.prod(b[:-2])
         raise RuntimeError(
-            f"Expected size for first two dimensions of batch2 tensor to be: [{batch}, {a[-1]}] but "
-            f"got: [{batch}, {b[-2]}]."
+            f"Expected size for first two dimensions of batch2 tensor to be: [{batch}, {a[-1]}] "
+            f"but got: [{batch}, {b[-2]}]."
         )
     rows = math.prod(a[:-1])
     columns = b[-1] if len(b) > 1 else 1
@@ -99,7 +97,8 @@ def kron(a, b):
 
 @primitive("cross")
 def _cross(a, b, *, dim):
-    return jnp.cross(*promoted(a, b), axis=dim)
+    a, b = promoted(a, b)
+    return jnp.cross(a, b, axis=dim)
 
 
 @primitive("trace")
@@ -149,9 +148,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
 def mv(input: Tensor, vec: Tensor) -> Tensor:
     """Product of a matrix and a vector."""
     if input.dim() != 2 or vec.dim() != 1:
-        raise RuntimeError(
-            f"vector + matrix @ vector expected, got 1, {input.dim()}, {vec.dim()}"
-        )
+        raise RuntimeError(f"vector + matrix @ vector expected, got 1, {input.dim()}, {vec.dim()}")
     return _matmul(input, vec)
 
 
@@ -176,7 +173,9 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     return tensordot(input, other, ([-1], [-1]))
 
 
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     """``beta * input + alpha * mat1 @ mat2``."""
     return _addmm(input, mat1, mat2, beta, alpha)
 
@@ -186,7 +185,9 @@ def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: fl
     return _addmm(input, mat, vec, beta, alpha)
 
 
-def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def baddbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     """``beta * input + alpha * batch1 @ batch2``, over batches of matrices."""
     return _addmm(input, batch1, batch2, beta, alpha)
 

@@ -95,12 +95,16 @@ positive = _unary("positive", jnp.positive)
 abs = _unary("abs", jnp.abs, saves="input")
 sign = _unary("sign", jnp.sign)
 sgn = _unary("sgn", jnp.sign)
-signbit = _unary("signbit", lambda x: x < 0 if x.dtype.kind in "iu" else jnp.signbit(x), differentiable=False)
+signbit = _unary(
+    "signbit", lambda x: x < 0 if x.dtype.kind in "iu" else jnp.signbit(x), differentiable=False
+)
 ceil = _rounding("ceil", jnp.ceil)
 floor = _rounding("floor", jnp.floor)
 trunc = _rounding("trunc", jnp.trunc)
 frac = _unary("frac", lambda x: x - jnp.trunc(x))
-square = _unary("square", lambda x: jnp.square(as_sum(x)) if x.dtype == np.bool_ else x * x, saves="input")
+square = _unary(
+    "square", lambda x: jnp.square(as_sum(x)) if x.dtype == np.bool_ else x * x, saves="input"
+)
 exp = _unary_float("exp", jnp.exp, saves="result")
 exp2 = _unary_float("exp2", jnp.exp2, saves="result")
 expm1 = _unary_float("expm1", jnp.expm1, saves="result")
@@ -202,16 +206,21 @@ _COMMON_EXPONENTS = (2, 3, 4, 0.5, -1, 1)
 
 def pow(input: Any, exponent: Any) -> Tensor:
     """``input ** exponent``; one of them may be a number."""
-    if type(exponent) in (int, float) and exponent in _COMMON_EXPONENTS:
-        if exponent >= 0 or input.is_floating_point() or input.is_complex():
-            return _pow_static(input, exponent=exponent)
-    if isinstance(exponent, int) and exponent < 0 and not _inexact(input):
+    common = type(exponent) in (int, float) and exponent in _COMMON_EXPONENTS
+    if common and isinstance(input, Tensor) and (exponent >= 0 or _inexact(input)):
+        return _pow_static(input, exponent=exponent)
+    if (
+        isinstance(exponent, int)
+        and exponent < 0
+        and isinstance(input, Tensor)
+        and not _inexact(input)
+    ):
         raise RuntimeError("Integers to negative integer powers are not allowed.")
     return _pow(input, exponent)
 
 
-def _inexact(x: Any) -> bool:
-    return not isinstance(x, Tensor) or category(x._storage.array.dtype) >= 2
+def _inexact(x: Tensor) -> bool:
+    return category(x._storage.array.dtype) >= 2
 
 
 def _power_by_number(base: Any, exponent: Any) -> Any:

@@ -176,7 +176,7 @@ def _iterate(self: Tensor) -> Iterator[Tensor]:
 
 
 def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """``to(dtype)``, ``to(device)``, ``to(device, dtype)`` or ``to(other)``, as ``torch.Tensor.to``.
+    """``to(dtype)``, ``to(device)``, ``to(device, dtype)`` or ``to(other)``, as torch's.
 
     Returns the tensor itself where nothing changes, unless ``copy=True``.
     """

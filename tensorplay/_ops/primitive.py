@@ -250,9 +250,7 @@ def _trace_vjp(fn: Callable[..., Any], arrays: Any, info: _Info) -> tuple[Any, l
     leaves, info.tree = jax.tree.flatten(vjp)
     of_output = iter(outs)
     placed = [None if aval is None else next(of_output) for aval in info.outputs]
-    info.saved_inputs = tuple(
-        i for i, a in enumerate(arrays) if any(leaf is a for leaf in leaves)
-    )
+    info.saved_inputs = tuple(i for i, a in enumerate(arrays) if any(leaf is a for leaf in leaves))
     info.saved_outputs = tuple(
         i for i, o in enumerate(placed) if o is not None and any(leaf is o for leaf in leaves)
     )
@@ -425,9 +423,7 @@ def _number(a: Any, name: str) -> Any:
         return a.item()
     if isinstance(a, (int, float, complex)):
         return a.real if isinstance(a, (bool, int, float)) else a
-    raise TypeError(
-        f"{name}(): expected a Tensor or a Python number, but got {type(a).__name__}"
-    )
+    raise TypeError(f"{name}(): expected a Tensor or a Python number, but got {type(a).__name__}")
 
 
 def _wrap_all(out: Any) -> Any:

@@ -139,10 +139,13 @@ _normal = _drawn(
 )
 _truncated = _drawn(
     "trunc_normal",
-    lambda key, low, high, *, shape, dtype: jax.random.truncated_normal(key, low, high, shape, dtype),
+    lambda key, low, high, *, shape, dtype: jax.random.truncated_normal(
+        key, low, high, shape, dtype
+    ),
 )
 _integers = _drawn(
-    "randint", lambda key, low, high, *, shape, dtype: jax.random.randint(key, shape, low, high, dtype)
+    "randint",
+    lambda key, low, high, *, shape, dtype: jax.random.randint(key, shape, low, high, dtype),
 )
 _permutation = _drawn("randperm", lambda key, *, n: jax.random.permutation(key, n).astype(np.int64))
 _bernoulli = _drawn(
@@ -150,8 +153,9 @@ _bernoulli = _drawn(
 )
 _exponential = _drawn(
     "exponential",
-    lambda key, rate, *, shape, dtype: jax.random.exponential(key, shape, dtype)
-    / jnp.asarray(rate).astype(dtype),
+    lambda key, rate, *, shape, dtype: (
+        jax.random.exponential(key, shape, dtype) / jnp.asarray(rate).astype(dtype)
+    ),
 )
 _categorical = _drawn(
     "multinomial", lambda key, p, *, n, replacement: _choose(key, p, n, replacement)
@@ -177,7 +181,15 @@ def wrap_constant(value: Any) -> Tensor:
     return wrap(jnp.asarray(value))
 
 
-def _new(op: Any, params: tuple[Any, ...], sizes: Any, dtype: Any, device: DeviceLike, grad: bool, generator: Any) -> Tensor:
+def _new(
+    op: Any,
+    params: tuple[Any, ...],
+    sizes: Any,
+    dtype: Any,
+    device: DeviceLike,
+    grad: bool,
+    generator: Any,
+) -> Tensor:
     target = zeros(sizes, device=device) if _is_meta(device) else None
     if target is not None:
         return target.to(_dtypes.from_numpy_dtype(dtype)).requires_grad_(grad)
@@ -192,17 +204,42 @@ def _is_meta(device: DeviceLike) -> bool:
     return found is not None and str(found) == "meta"
 
 
-def rand(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:
+def rand(
+    *size: Any,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+    generator: Generator | None = None,
+) -> Tensor:
     """Uniform on [0, 1), shape ``size``."""
-    return _new(_uniform, (0.0, 1.0), as_sizes(size), _or_default(dtype), device, requires_grad, generator)
+    return _new(
+        _uniform, (0.0, 1.0), as_sizes(size), _or_default(dtype), device, requires_grad, generator
+    )
 
 
-def randn(*size: Any, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:
+def randn(
+    *size: Any,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+    generator: Generator | None = None,
+) -> Tensor:
     """Standard normal, shape ``size``."""
-    return _new(_normal, (0.0, 1.0), as_sizes(size), _or_default(dtype), device, requires_grad, generator)
+    return _new(
+        _normal, (0.0, 1.0), as_sizes(size), _or_default(dtype), device, requires_grad, generator
+    )
 
 
-def randint(low: int = 0, high: Any = None, size: Any = None, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False, generator: Generator | None = None) -> Tensor:
+def randint(
+    low: int = 0,
+    high: Any = None,
+    size: Any = None,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+    generator: Generator | None = None,
+) -> Tensor:
     """Integers from ``low`` (0 if left out) to ``high``, exclusive."""
     if size is None:
         low, high, size = 0, low, high
@@ -211,10 +248,19 @@ def randint(low: int = 0, high: Any = None, size: Any = None, *, dtype: Dtype | 
             f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
         )
     found = (dtype or _dtypes.int64).numpy
-    return _new(_integers, (int(low), int(high)), as_sizes((size,)), found, device, requires_grad, generator)
+    return _new(
+        _integers, (int(low), int(high)), as_sizes((size,)), found, device, requires_grad, generator
+    )
 
 
-def randint_like(input: Tensor, low: int, high: int | None = None, *, dtype: Dtype | None = None, device: DeviceLike = None) -> Tensor:
+def randint_like(
+    input: Tensor,
+    low: int,
+    high: int | None = None,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+) -> Tensor:
     """Integers from ``low`` (0 if ``high`` is left out) to ``high`` in the shape of ``input``."""
     low, high = (0, low) if high is None else (low, high)
     found = dtype or input.dtype
@@ -222,17 +268,37 @@ def randint_like(input: Tensor, low: int, high: int | None = None, *, dtype: Dty
     return randint(low, high, input.shape, dtype=whole, device=device).to(found)
 
 
-def rand_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def rand_like(
+    input: Tensor,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Uniform on [0, 1) in the shape of ``input``."""
     return rand(input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
 
 
-def randn_like(input: Tensor, *, dtype: Dtype | None = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
+def randn_like(
+    input: Tensor,
+    *,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """Standard normal in the shape of ``input``."""
-    return randn(input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad)
+    return randn(
+        input.shape, dtype=dtype or input.dtype, device=device, requires_grad=requires_grad
+    )
 
 
-def randperm(n: int, *, generator: Generator | None = None, dtype: Dtype | None = None, device: DeviceLike = None) -> Tensor:
+def randperm(
+    n: int,
+    *,
+    generator: Generator | None = None,
+    dtype: Dtype | None = None,
+    device: DeviceLike = None,
+) -> Tensor:
     """A random order of 0 .. n-1."""
     out = _permutation(*_draw(generator), n=int(n))
     return out if dtype is None else out.to(dtype)
@@ -241,7 +307,9 @@ def randperm(n: int, *, generator: Generator | None = None, dtype: Dtype | None 
 def normal(mean: Any, std: Any, size: Any = None, *, generator: Generator | None = None) -> Tensor:
     """Normal with ``mean`` and ``std``: numbers (with ``size``) or tensors."""
     if size is not None:
-        return _new(_normal, (mean, std), as_sizes((size,)), _or_default(None), None, False, generator)
+        return _new(
+            _normal, (mean, std), as_sizes((size,)), _or_default(None), None, False, generator
+        )
     noise = randn((mean if isinstance(mean, Tensor) else std).shape, generator=generator)
     return noise * std + mean
 
@@ -258,10 +326,18 @@ def dropout_mask(shape: tuple[int, ...], keep: float, dtype: Any) -> Tensor:
     return _bernoulli(*_draw(None), keep, shape=shape, dtype=dtype)
 
 
-def multinomial(input: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None) -> Tensor:
+def multinomial(
+    input: Tensor,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    generator: Generator | None = None,
+) -> Tensor:
     """Indices drawn with weights ``input`` (rows if 2-D)."""
     if not replacement and num_samples > input.shape[-1]:
-        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+        )
     return _categorical(*_draw(generator), input.detach(), n=num_samples, replacement=replacement)
 
 
@@ -278,17 +354,23 @@ def _float_of(x: Tensor) -> Any:
     return x.dtype.numpy if x.is_floating_point() else np.dtype(np.float32)
 
 
-def normal_(x: Tensor, mean: float = 0, std: float = 1, *, generator: Generator | None = None) -> Tensor:
+def normal_(
+    x: Tensor, mean: float = 0, std: float = 1, *, generator: Generator | None = None
+) -> Tensor:
     """Fills with normal values."""
     return _fill(x, _normal, (float(mean), float(std)), generator)
 
 
-def uniform_(x: Tensor, from_: float = 0, to: float = 1, *, generator: Generator | None = None) -> Tensor:
+def uniform_(
+    x: Tensor, from_: float = 0, to: float = 1, *, generator: Generator | None = None
+) -> Tensor:
     """Fills with uniform values of [from_, to)."""
     return _fill(x, _uniform, (float(from_), float(to)), generator)
 
 
-def truncated_normal_(x: Tensor, low: float, high: float, generator: Generator | None = None) -> Tensor:
+def truncated_normal_(
+    x: Tensor, low: float, high: float, generator: Generator | None = None
+) -> Tensor:
     """Fills with standard normal values limited to (low, high)."""
     return _fill(x, _truncated, (float(low), float(high)), generator)
 
@@ -298,7 +380,9 @@ def bernoulli_(x: Tensor, p: float = 0.5, *, generator: Generator | None = None)
     return _fill(x, _bernoulli, (float(p),), generator)
 
 
-def random_(x: Tensor, from_: int = 0, to: int | None = None, *, generator: Generator | None = None) -> Tensor:
+def random_(
+    x: Tensor, from_: int = 0, to: int | None = None, *, generator: Generator | None = None
+) -> Tensor:
     """Fills with integers of [from_, to); one argument is ``to``, none the dtype's whole range."""
     if to is None:
         from_, to = 0, from_ or _largest(x) + 1

@@ -218,7 +218,9 @@ def named_axes(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @named_axes
-def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype | None = None) -> Tensor:
+def sum(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype | None = None
+) -> Tensor:
     """Sum over ``dim`` (all dims if None); integers and bools sum in int64."""
     return _sum(input, dim=_dims(input, dim), keepdim=keepdim, dtype=dtype)
 
@@ -233,7 +235,9 @@ def sum_to_shape(x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
 
 
 @named_axes
-def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype | None = None) -> Tensor:
+def mean(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype | None = None
+) -> Tensor:
     """Mean over ``dim``; RuntimeError for dtypes that are not floating."""
     if dtype is None and not (input.is_floating_point() or input.is_complex()):
         raise RuntimeError(
@@ -244,7 +248,9 @@ def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype
 
 
 @named_axes
-def prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype | None = None) -> Tensor:
+def prod(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype | None = None
+) -> Tensor:
     """Product over ``dim`` (all dims if None)."""
     return _prod(input, dim=_dims(input, dim), keepdim=keepdim, dtype=dtype)
 
@@ -256,14 +262,28 @@ def _correction(dim: Any, unbiased: Any, correction: int) -> tuple[Dims, int]:
 
 
 @named_axes
-def var(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> Tensor:
+def var(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int = 1,
+) -> Tensor:
     """Variance over ``dim``, with Bessel's correction unless ``correction=0``."""
     dim, ddof = _correction(dim, unbiased, correction)
     return _var(input, dim=_dims(input, dim), correction=ddof, keepdim=keepdim)
 
 
 @named_axes
-def std(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> Tensor:
+def std(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int = 1,
+) -> Tensor:
     """Standard deviation over ``dim``, with Bessel's correction unless ``correction=0``."""
     dim, ddof = _correction(dim, unbiased, correction)
     return _std(input, dim=_dims(input, dim), correction=ddof, keepdim=keepdim)
@@ -354,7 +374,14 @@ def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
 
 
 @named_axes
-def norm(input: Tensor, p: Any = "fro", dim: Dims = None, keepdim: bool = False, *, dtype: Dtype | None = None) -> Tensor:
+def norm(
+    input: Tensor,
+    p: Any = "fro",
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: Dtype | None = None,
+) -> Tensor:
     """The vector p-norm over ``dim`` (all elements if None); ``"fro"`` is p = 2."""
     if dtype is not None:
         input = to_dtype(input, dtype)
@@ -367,14 +394,28 @@ def norm(input: Tensor, p: Any = "fro", dim: Dims = None, keepdim: bool = False,
     return _norm(input, p=order, dim=_dims(input, dim), keepdim=keepdim)
 
 
-def var_mean(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> tuple[Tensor, Tensor]:
+def var_mean(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int = 1,
+) -> tuple[Tensor, Tensor]:
     """(variance, mean) over ``dim``."""
     dims = None if isinstance(dim, bool) else dim
     found = var(input, dim, unbiased, keepdim, correction=correction)
     return found, mean(input, dims, keepdim)
 
 
-def std_mean(input: Tensor, dim: Any = None, unbiased: bool | None = None, keepdim: bool = False, *, correction: int = 1) -> tuple[Tensor, Tensor]:
+def std_mean(
+    input: Tensor,
+    dim: Any = None,
+    unbiased: bool | None = None,
+    keepdim: bool = False,
+    *,
+    correction: int = 1,
+) -> tuple[Tensor, Tensor]:
     """(standard deviation, mean) over ``dim``."""
     dims = None if isinstance(dim, bool) else dim
     found = std(input, dim, unbiased, keepdim, correction=correction)
@@ -426,7 +467,14 @@ def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     return norm(input - other, p)
 
 
-def quantile(input: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear") -> Tensor:
+def quantile(
+    input: Tensor,
+    q: Any,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Tensor:
     """Quantiles ``q`` (numbers in [0, 1]) along ``dim`` (of all elements if None)."""
     if not isinstance(q, Tensor):
         q = input.new_tensor(q)

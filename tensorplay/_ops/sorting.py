@@ -91,9 +91,7 @@ def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any
     """(values, indices) of the ``k``-th smallest along ``dim``, counted from 1."""
     wrapped = wrap_dim(dim, input.dim())
     if not 1 <= k <= (input.shape[wrapped] if input.dim() else 1):
-        raise RuntimeError(
-            f"kthvalue(): selected number k out of range for dimension {wrapped}"
-        )
+        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {wrapped}")
     return ValuesIndices(*_kth(input, k=k - 1, dim=wrapped, keepdim=keepdim))
 
 
@@ -117,14 +115,23 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     return _bincount(input, weights, length=max(length, minlength))
 
 
-def searchsorted(sorted_sequence: Tensor, input: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None) -> Tensor:
+def searchsorted(
+    sorted_sequence: Tensor,
+    input: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+) -> Tensor:
     """The places at which ``input`` would be inserted to keep ``sorted_sequence`` in order."""
     values = as_tensor(input, dtype=None if isinstance(input, Tensor) else sorted_sequence.dtype)
     found = _searchsorted(sorted_sequence, values, side=side or ("right" if right else "left"))
     return found.to(_dtypes.int32) if out_int32 else found
 
 
-def bucketize(input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+def bucketize(
+    input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
     """The bucket between sorted ``boundaries`` that each element of ``input`` falls into."""
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
@@ -134,7 +141,13 @@ def isin(elements: Any, test_elements: Any) -> Tensor:
     return _isin(as_tensor(elements), as_tensor(test_elements))
 
 
-def unique(input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+def unique(
+    input: Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
     """The different values in order, and where asked each element's place there and the counts.
 
     Reads the values, as the result's shape depends on them.
@@ -148,14 +161,16 @@ def unique(input: Tensor, sorted: bool = True, return_inverse: bool = False, ret
     )
 
 
-def unique_consecutive(input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
+def unique_consecutive(
+    input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Any:
     """As ``unique``, but only equal neighbours are merged (1-D, or entries along ``dim``)."""
     value = input.detach()._host()
     rows = value.reshape(-1) if dim is None else np.moveaxis(value, wrap_dim(dim, value.ndim), 0)
     differs = (rows[1:] != rows[:-1]).reshape(max(len(rows) - 1, 0), -1).any(axis=1)
     starts = np.flatnonzero(np.concatenate([[True], differs])) if len(rows) else np.zeros(0, int)
     counts = np.diff(np.append(starts, len(rows)))
-    inverse = np.repeat(np.arange(len(starts)), counts)
+    inverse: Any = np.repeat(np.arange(len(starts)), counts)
     values = rows[starts]
     if dim is not None:
         values = np.moveaxis(values, 0, wrap_dim(dim, value.ndim))

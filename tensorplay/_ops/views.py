@@ -287,9 +287,7 @@ def narrow(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     size = x._array_shape()[d]
     start = int(start) + size if start < 0 else int(start)
     if length < 0 or start + length > size or start > size:
-        raise RuntimeError(
-            f"start ({start}) + length ({length}) exceeds dimension size ({size})."
-        )
+        raise RuntimeError(f"start ({start}) + length ({length}) exceeds dimension size ({size}).")
     return slice_dim(x, d, start, start + length, 1)
 
 
@@ -319,7 +317,9 @@ def view_through_reshape(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
     return view_through(x, (_views.reshape_step(sizes),))
 
 
-def split(x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+def split(
+    x: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0
+) -> tuple[Tensor, ...]:
     """Consecutive pieces of ``dim``: of one size (the last may be smaller), or of given sizes."""
     d = wrap_dim(dim, x.dim())
     size = x._array_shape()[d]

@@ -207,8 +207,8 @@ class ShardLayout:
         if own._layout is None:
             return (
                 f"{key}: the checkpoint holds a sharded tensor ({given._layout}), the model a "
-                f"plain one of shape {tuple(own.shape)}: pass its .full_tensor(), or apply fully_shard "
-                "before loading"
+                f"plain one of shape {tuple(own.shape)}: pass its .full_tensor(), or apply "
+                "fully_shard before loading"
             )
         got = (
             f"one laid out as {given._layout}"

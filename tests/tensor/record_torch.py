@@ -1,6 +1,6 @@
 """Records what PyTorch answers to ``torch_cases``: run with a Python that has torch 2.13.
 
-    python tests/tensor/record_torch.py [subject ...]
+python tests/tensor/record_torch.py [subject ...]
 """
 
 from __future__ import annotations

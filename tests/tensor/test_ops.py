@@ -10,7 +10,8 @@ import tensorplay as tp
 
 # Not smooth, or with a derivative that is a convention: the recorded gradients are the check.
 NOT_CHECKED = {
-    "sign", "sgn", "ceil", "floor", "trunc", "round", "maximum_ties", "norm_of_zero", "floor_divide",
+    "sign", "sgn", "ceil", "floor", "trunc", "round", "maximum_ties", "norm_of_zero",
+    "floor_divide",
     "pow_at_zero", "masked", "casts", "nan_to_num",
 }  # fmt: skip
 
@@ -23,7 +24,9 @@ def test_as_torch(name):
 @pytest.mark.parametrize("name", [n for n in ops.ROWS if n not in NOT_CHECKED])
 def test_gradient_against_differences(name):
     fn, kinds = ops.ROWS[name]
-    leaves = [x.requires_grad_() if x.is_floating_point() else x for x in ops.inputs(tp, name, kinds)]
+    leaves = [
+        x.requires_grad_() if x.is_floating_point() else x for x in ops.inputs(tp, name, kinds)
+    ]
 
     def total(*args):
         return ops.weighted(tp, ops.listed(fn(tp, *args)))

@@ -38,7 +38,9 @@ def test_nested_data_comes_back(tmp_path):
     assert os.listdir(tmp_path) == ["data.pt"]
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16", "float64", "int64", "uint8", "complex64", "bool"])
+@pytest.mark.parametrize(
+    "name", ["bfloat16", "float16", "float64", "int64", "uint8", "complex64", "bool"]
+)
 def test_every_dtype(name):
     x = tp.tensor([[0, 1], [3, 2]]).to(getattr(tp, name))
     file = io.BytesIO()
@@ -134,7 +136,13 @@ def test_archives_that_lie(tmp_path):
         archive.writestr("model/data.pkl", b"x")
     with pytest.raises(RuntimeError, match=r"torch\.save wrote it"):
         tp.load(path)
-    tensor = {"tensor": 0, "dtype": "float32", "shape": [4], "requires_grad": False, "device": "cpu"}
+    tensor = {
+        "tensor": 0,
+        "dtype": "float32",
+        "shape": [4],
+        "requires_grad": False,
+        "device": "cpu",
+    }
     for data, message in (
         ({"format": "tensorplay", "version": 9, "data": 1}, "version 9"),
         ({"format": "tensorplay", "version": 1, "data": {"code": "x"}}, "unknown kind 'code'"),

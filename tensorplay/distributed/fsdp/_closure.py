@@ -386,6 +386,7 @@ class _Call:
         for i in staged.written:
             self._write_back(self.outside[i], next(rest).local)
         self.kept = [next(rest) for _ in plan.kept]
+        self.kept += [values[i] for i in plan.returned.values()]
         self.wholes: list[list[Any]] = [
             _wholes(g) if use.given else [] for g, use in zip(self.groups, plan.uses, strict=True)
         ]

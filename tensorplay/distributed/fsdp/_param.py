@@ -81,8 +81,8 @@ class FSDPParam:
             found = "None" if now is None else f"a plain parameter of shape {tuple(now.shape)}"
             raise RuntimeError(
                 f"the sharded parameter {self.name!r} ({self.layout}) was replaced by {found}. "
-                "Copy values into it under no_grad, load a state dict, or assign a parameter with the "
-                "same sharding, such as nn.Parameter(old.detach().clone())"
+                "Copy values into it under no_grad, load a state dict, or assign a parameter with "
+                "the same sharding, such as nn.Parameter(old.detach().clone())"
             )
         now.__dict__.setdefault("_fsdp_name", self.name)
         self.sharded = now

@@ -6,7 +6,7 @@
 - a residual that is computed from whole parameters (and tensors of the module) alone is never kept.
   Backward computes it again, from a second gather of the groups that resharded and from the kept
   wholes of the groups that did not;
-- a residual that is itself an input of forward is not kept twice.
+- a residual that is itself an input or an output of forward is not kept twice.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Plan:
         free = frozenset(range(self.num_wholes + self.staged.num_outside))
         varying = len(program.invars) - len(self.staged.constants)
         inputs = {v: i for i, v in enumerate(program.invars[:varying])}
+        outputs = {v: i for i, v in enumerate(program.outvars[: self.staged.num_values])}
         self.kept: list[Any] = []
+        self.returned: dict[Any, int] = {}
         self.reused: list[int] = []
         needed: set[int] = set()
         for v in self.staged.residuals:
@@ -72,6 +74,8 @@ class Plan:
                 self.reused.append(inputs[v])
             elif not on or (on & wholes and on <= free):
                 needed |= on
+            elif v in outputs:
+                self.returned[v] = outputs[v]
             elif v not in self.kept:
                 self.kept.append(v)
         self.reused = sorted({*self.reused, *(i for i in needed if i >= self.num_wholes)})
@@ -151,7 +155,7 @@ class Backward:
 
     Attributes:
         program: takes pieces (or kept wholes) of ``plan.needed_groups``, forward inputs
-            ``plan.reused``, the kept residuals, the gradients, and the waiting whole gradients;
+            ``plan.reused``, the kept and the returned residuals, the gradients, and the waiting whole gradients;
             returns what ``outputs`` lists.
         outputs: ("piece", group, i) for a reduced gradient, ("partial", group, i) for one not yet
             summed over the replicas, ("whole", group, i) for one kept on this rank, ("input",
@@ -212,7 +216,7 @@ class Backward:
         others: list[Any] = [None] * varying + staged.constants
         for i in plan.reused:
             others[i] = _unpacked(rest.pop(0), staged.forward.invars[i])
-        kept = {v: _unpacked(rest.pop(0), v) for v in plan.kept}
+        kept = {v: _unpacked(rest.pop(0), v) for v in (*plan.kept, *plan.returned)}
         given = self.pull_back.invars[len(staged.residuals) :]
         cotangents = [_unpacked(rest.pop(0), v) for v in given]
         waiting = [[rest.pop(0) for _ in (*r.waiting, *r.partial)] for r in self.reductions]

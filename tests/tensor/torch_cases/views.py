@@ -36,7 +36,8 @@ def copies_do_not_alias(T):
         lambda x: x.clone(), lambda x: x.transpose(0, 2).reshape(-1), lambda x: x[[0, 1]],
         lambda x: x[x > -1], lambda x: x.transpose(0, 1).contiguous(), lambda x: x.to(T.float64),
         lambda x: x.repeat(1, 1, 1), lambda x: x + 0, lambda x: T.tensor(x), lambda x: x.flip(0),
-        lambda x: x.to(T.float32, copy=True), lambda x: T.cat([x]), lambda x: x.expand(2, 2, 3, 4).flatten(),
+        lambda x: x.to(T.float32, copy=True), lambda x: T.cat([x]),
+        lambda x: x.expand(2, 2, 3, 4).flatten(),
     ):  # fmt: skip
         x = _base(T)
         copy = make(x)
@@ -54,7 +55,8 @@ def same_object_or_alias(T):
 def strides(T):
     x = T.zeros(2, 3, 4)
     made = [
-        x, x.t() if x.dim() < 3 else x.mT, x.permute(2, 0, 1), x[:, ::2], x[1, 1:, 1::2], x[:, None],
+        x, x.t() if x.dim() < 3 else x.mT, x.permute(2, 0, 1), x[:, ::2], x[1, 1:, 1::2],
+        x[:, None],
         x.expand(5, 2, 3, 4), x[:, :1].expand(2, 6, 4), x.diagonal(1, 1, 2), x.diagonal(0, 0, 2),
         x.unsqueeze(-1), x[:, :1].squeeze(1), x.permute(1, 2, 0).flatten(0, 1), x[0, 0, 0], x[0:0],
         x.view(2, 12)[:, 2:8].view(2, 2, 3), x.transpose(1, 2).unflatten(1, (2, 2)), x.select(2, 1),
@@ -67,15 +69,18 @@ def view_refusals(T):
     x = T.zeros(2, 3, 4)
     return [
         refused(lambda: x.transpose(0, 2).view(-1)), refused(lambda: x[:, 1:].view(16)),
-        refused(lambda: x.view(5, 5)), refused(lambda: x.view(-1, -1)), refused(lambda: x.view(-1, 5)),
+        refused(lambda: x.view(5, 5)), refused(lambda: x.view(-1, -1)),
+        refused(lambda: x.view(-1, 5)),
         refused(lambda: x.permute(0, 2)), refused(lambda: x.permute(0, 0, 1))["raises"],
         refused(lambda: x.expand(3, 3, 4)), refused(lambda: x.expand(3))["raises"],
         refused(lambda: x.t()), refused(lambda: x.transpose(0, 5)), refused(lambda: x.unsqueeze(5)),
-        refused(lambda: x.squeeze(7)), refused(lambda: x.narrow(0, 1, 4)), refused(lambda: x.select(0, 2)),
+        refused(lambda: x.squeeze(7)), refused(lambda: x.narrow(0, 1, 4)),
+        refused(lambda: x.select(0, 2)),
         refused(lambda: x.split([1, 1], 1)), refused(lambda: x.split(0))["raises"],
         refused(lambda: x.chunk(0)), refused(lambda: x.flatten(2, 1)), refused(lambda: x.size(3)),
         refused(lambda: x.reshape(7)), refused(lambda: x.unflatten(2, (3, 2)))["raises"],
-        refused(lambda: x.movedim((0, 1), (2,)))["raises"], refused(lambda: x[:, :1].expand(2, 5, 4).add_(1)),
+        refused(lambda: x.movedim((0, 1), (2,)))["raises"],
+        refused(lambda: x[:, :1].expand(2, 5, 4).add_(1)),
         refused(lambda: x.diagonal(0, 1, 1))["raises"], refused(lambda: T.zeros(2).unbind(1)),
         refused(lambda: T.tensor(1.0).unbind())["raises"], refused(lambda: len(T.tensor(1.0))),
     ]  # fmt: skip
@@ -85,7 +90,8 @@ def view_allowed_where_strides_allow(T):
     x = T.arange(24).reshape(2, 3, 4)
     return (
         x.transpose(0, 1).view(3, 2, 2, 2), x[:, :, :2].view(2, 3, 2, 1), x[:, :1].view(2, 4),
-        x.permute(1, 2, 0).view(12, 2), x[0:1].transpose(0, 1).view(12), T.zeros(0, 4).view(2, 0).shape,
+        x.permute(1, 2, 0).view(12, 2), x[0:1].transpose(0, 1).view(12),
+        T.zeros(0, 4).view(2, 0).shape,
         T.tensor(5.0).view(1, 1), x[0, 0, :1].view(()), x.expand(3, 2, 3, 4).view(3, 6, 4)[2, 5],
     )  # fmt: skip
 
@@ -95,20 +101,28 @@ def shapes_of_views(T):
     return [
         list(v.shape)
         for v in (
-            x.squeeze(), x.squeeze(1), x.squeeze(0), x.squeeze((1, 3)), x.squeeze(-1), x.unsqueeze(0),
+            x.squeeze(), x.squeeze(1), x.squeeze(0), x.squeeze((1, 3)), x.squeeze(-1),
+            x.unsqueeze(0),
             x.unsqueeze(-1), x.flatten(), x.flatten(1, 2), x.reshape(-1), x.reshape(3, 2),
-            x.unflatten(0, (1, 2)), x.unflatten(2, (-1, 1)), x.movedim(0, -1), x.movedim((0, 2), (2, 0)),
+            x.unflatten(0, (1, 2)), x.unflatten(2, (-1, 1)), x.movedim(0, -1),
+            x.movedim((0, 2), (2, 0)),
             x.T if x.dim() < 3 else x.mT, x.expand(-1, 4, -1, 2), x.expand(5, -1, -1, -1, -1),
-            x.permute(3, 2, 1, 0), x.permute((0, 1, 3, 2)), x.view(6), x.view((3, 2)), x.view(T.Size([2, 3])),
+            x.permute(3, 2, 1, 0), x.permute((0, 1, 3, 2)), x.view(6), x.view((3, 2)),
+            x.view(T.Size([2, 3])),
             x.split(2, 2)[1], x.chunk(2, 2)[0], x.narrow(2, -2, 1), T.tensor(1.0).flatten(),
-            T.tensor(1.0).unsqueeze(0), T.tensor(1.0).squeeze(), x.diagonal(), x.expand_as(T.zeros(2, 5, 3, 1)),
+            T.tensor(1.0).unsqueeze(0), T.tensor(1.0).squeeze(), x.diagonal(),
+            x.expand_as(T.zeros(2, 5, 3, 1)),
             x.reshape_as(T.zeros(3, 2)), T.zeros(2, 3).ravel(), T.zeros(3).t(), x.moveaxis(0, 1),
             T.broadcast_to(x, (2, 2, 3, 4)), x.swapdims(0, 2),
         )
-    ], [[list(p.shape) for p in T.zeros(5, 2).split(2)], [list(p.shape) for p in T.zeros(5, 2).chunk(4)],
-        [list(p.shape) for p in T.zeros(5).split([2, 0, 3])], [list(p.shape) for p in T.zeros(0, 2).chunk(3)],
-        [list(p.shape) for p in T.zeros(0, 2).split(2)], [list(p.shape) for p in T.tensor_split(T.zeros(7), 3)],
-        [list(p.shape) for p in T.tensor_split(T.zeros(7, 2), (1, 5))], [list(p.shape) for p in T.zeros(2, 3).unbind(1)],
+    ], [[list(p.shape) for p in T.zeros(5, 2).split(2)],
+    [list(p.shape) for p in T.zeros(5, 2).chunk(4)],
+        [list(p.shape) for p in T.zeros(5).split([2, 0, 3])],
+        [list(p.shape) for p in T.zeros(0, 2).chunk(3)],
+        [list(p.shape) for p in T.zeros(0, 2).split(2)],
+        [list(p.shape) for p in T.tensor_split(T.zeros(7), 3)],
+        [list(p.shape) for p in T.tensor_split(T.zeros(7, 2), (1, 5))],
+        [list(p.shape) for p in T.zeros(2, 3).unbind(1)],
         [list(p.shape) for p in T.hsplit(T.zeros(2, 4), 2)]]  # fmt: skip
 
 
@@ -137,7 +151,8 @@ def size_objects(T):
     s = T.zeros(2, 3).size()
     return (
         repr(s), s.numel(), s == (2, 3), s[1], list(s), isinstance(s, tuple), repr(s[:1]), len(s),
-        repr(s + (4,)), T.zeros(2, 3).size(-1), T.zeros(2, 3).shape == T.zeros(2, 3).size(), repr(T.Size([])),
+        repr(s + (4,)), T.zeros(2, 3).size(-1), T.zeros(2, 3).shape == T.zeros(2, 3).size(),
+        repr(T.Size([])),
     )  # fmt: skip
 
 
@@ -146,7 +161,8 @@ def iteration_and_length(T):
     rows = list(x)
     rows[0].zero_()
     return (
-        len(x), len(rows), x[0], refused(lambda: iter(T.tensor(1.0)))["raises"], 5.0 in x, 3.0 in x[0],
+        len(x), len(rows), x[0], refused(lambda: iter(T.tensor(1.0)))["raises"], 5.0 in x,
+        3.0 in x[0],
         [int(v) for v in T.arange(3)], x.numel(), x.nelement(), x.ndim, x.dim(), x.ndimension(),
     )  # fmt: skip
 
