@@ -1,7 +1,7 @@
 """Saving and loading nested data with tensors, as ``torch.save`` and ``torch.load``.
 
-A file is a zip archive: ``tensorplay.json`` holds the structure, ``arrays/0``, ``arrays/1``, ... the
-raw little-endian, row-major bytes of the arrays that it names. Loading runs no code.
+A file is a zip archive: ``tensorplay.json`` holds the structure, ``arrays/0`` and so on hold
+the raw little-endian, row-major bytes of the arrays that it names. Loading runs no code.
 """
 
 from __future__ import annotations

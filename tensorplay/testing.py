@@ -147,7 +147,9 @@ class _Checks:
         )
 
     def _tensors(self, actual: Tensor, expected: Tensor) -> str | None:
-        attributes: list[tuple[str, Any, Any, bool]] = [("shape", actual.shape, expected.shape, True)]
+        attributes: list[tuple[str, Any, Any, bool]] = [
+            ("shape", actual.shape, expected.shape, True)
+        ]
         attributes.append(("device", actual.device, expected.device, self.check_device))
         attributes.append(("dtype", actual.dtype, expected.dtype, self.check_dtype))
         attributes.append(("stride()", actual.stride(), expected.stride(), self.check_stride))

@@ -381,7 +381,8 @@ def scatter_reduce(
 ) -> Tensor:
     """``input`` with ``src`` reduced into it at ``index`` along ``dim``.
 
-    ``reduce`` is ``"sum"``, ``"prod"``, ``"amax"``, ``"amin"`` or ``"mean"``. Without ``include_self``, the entries written to start from nothing.
+    ``reduce`` is ``"sum"``, ``"prod"``, ``"amax"``, ``"amin"`` or ``"mean"``. Without
+    ``include_self``, the entries written to start from nothing.
     """
     if reduce not in ("sum", "prod", "amax", "amin", "mean"):
         raise RuntimeError(

@@ -71,8 +71,8 @@ _REFUSED_VIEWS = {
     ),
     "several": (
         "Output of a function that returns multiple views is being modified inplace. Such "
-        "functions do not allow the output views to be modified inplace. You should replace the inplace "
-        "operation by an out-of-place one."
+        "functions do not allow the output views to be modified inplace. You should replace the "
+        "inplace operation by an out-of-place one."
     ),
 }
 

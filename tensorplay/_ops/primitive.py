@@ -120,7 +120,9 @@ class Primitive:
 
     def _special(self, args: Any, mask: int, options: dict[str, Any]) -> Any:
         """Sharded tensors, and ops inside a traced call."""
-        layout = next((a._layout for a in args if getattr(a, "_layout", None) is not None), None)
+        layout: Any = next(
+            (a._layout for a in args if getattr(a, "_layout", None) is not None), None
+        )
         if layout is not None:
             layout.check(self.name, self.elementwise, args)
         if state.trace is not None:

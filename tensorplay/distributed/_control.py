@@ -106,6 +106,7 @@ class Hub:
         self._leaving: set[int] = set()
         self._lost: dict[int, str] = {}
         self._meetings: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+        self._ballots: dict[tuple[str, tuple[int, ...]], dict[int, Message]] = {}
         self._gone = threading.Condition()
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
@@ -181,6 +182,8 @@ class Hub:
     def _handle(self, rank: int, message: Message) -> None:
         if "meet" in message:
             self._meet(rank, message["meet"], tuple(message["ranks"]))
+        elif "vote" in message:
+            self._vote(rank, message)
         elif "leave" in message:
             self._leaving.add(rank)
             self._tell_all({"left": rank, "why": message["leave"], "launches": message["launches"]})
@@ -205,6 +208,19 @@ class Hub:
             del self._meetings[name, ranks]
             for member in ranks:
                 self._lines[member].send({"met": name})
+
+    def _vote(self, rank: int, message: Message) -> None:
+        """Collects one ballot; those who asked hear the result when all ranks have voted."""
+        name, ranks = message["vote"], tuple(message["ranks"])
+        ballots = self._ballots.setdefault((name, ranks), {})
+        ballots[rank] = message
+        if len(ballots) < len(ranks):
+            return
+        del self._ballots[name, ranks]
+        values = [ballots[member]["value"] for member in ranks]
+        for member in ranks:
+            if ballots[member]["ask"]:
+                self._lines[member].send({"voted": name, "values": values})
 
     def _lose(self, rank: int, why: str) -> None:
         with self._gone:
@@ -245,6 +261,7 @@ class Link:
         self._start: Message | None = None
         self._refused: str | None = None
         self._met: set[str] = set()
+        self._voted: dict[str, list[str]] = {}
         self._all_left: Message | None = None
         self._ended = False
         self._done = False
@@ -296,6 +313,25 @@ class Link:
         if self.missing(ranks):
             raise DistBackendError(self.describe_lost(ranks))
         assert not done
+        raise DistBackendError(f"{name}: {rank_list(ranks)} did not all come within {timeout:g} s")
+
+    def vote(self, name: str, ranks: tuple[int, ...], value: str) -> None:
+        """Give this rank's value in the ballot ``name`` (used once), without waiting."""
+        self.send({"vote": name, "ranks": ranks, "value": value, "ask": False})
+
+    def ballot(self, name: str, ranks: tuple[int, ...], value: str, timeout: float) -> list[str]:
+        """Give this rank's value in the ballot ``name`` (used once), and wait for everyone's.
+
+        Raises:
+            DistBackendError: a rank is gone or has left, or ``timeout`` seconds are over.
+        """
+        self.send({"vote": name, "ranks": ranks, "value": value, "ask": True})
+        with self._changed:
+            self._changed.wait_for(lambda: name in self._voted or self.missing(ranks), timeout)
+            if name in self._voted:
+                return self._voted.pop(name)
+        if self.missing(ranks):
+            raise DistBackendError(self.describe_lost(ranks))
         raise DistBackendError(f"{name}: {rank_list(ranks)} did not all come within {timeout:g} s")
 
     def missing(self, ranks: tuple[int, ...]) -> bool:
@@ -392,6 +428,8 @@ class Link:
             self._refused = message["refuse"]
         elif "met" in message:
             self._met.add(message["met"])
+        elif "voted" in message:
+            self._voted[message["voted"]] = message["values"]
         elif "lost" in message:
             self.lost[message["lost"]] = message["why"]
         elif "left" in message and message["left"] != self.rank:

@@ -22,6 +22,11 @@ T = TypeVar("T")
 Program = Callable[..., Sequence[jax.Array]]
 
 
+def ranks_of(mesh: Mesh) -> tuple[int, ...]:
+    """The global ranks of the mesh's devices, in mesh order."""
+    return _plan(mesh).ranks
+
+
 class _Plan:
     """What launching over one mesh needs, worked out once.
 
@@ -184,21 +189,6 @@ def launch(mesh: Mesh, program: Program, args: Sequence[Spread | jax.Array]) -> 
     except Exception as error:
         _raise_translated(error)
     return [Spread(mesh, None, output) for output in outputs]
-
-
-def agree(mesh: Mesh, what: str, value: Hashable) -> bool:
-    """Whether all rank threads of ``mesh`` brought equal values; every one of them must call this.
-
-    Ranks that are processes do not meet; for them the answer is True.
-    """
-    world = current_world()
-    if world.rendezvous is None or mesh.size == 1:
-        return True
-    ranks = _plan(mesh).ranks
-    answer: bool = world.rendezvous.meet(
-        world.rank, ranks, what, what, value, lambda values: all(v == values[0] for v in values)
-    )
-    return answer
 
 
 def _raise_translated(error: Exception) -> None:

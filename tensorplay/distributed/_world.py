@@ -13,6 +13,7 @@ import jax.extend.backend
 from jax._src import xla_bridge
 
 from .._state import state
+from ._control import Link
 from ._rendezvous import Rendezvous
 
 Kind = Literal["processes", "threads", "single"]
@@ -31,6 +32,8 @@ class World:
         devices: the device of rank i at index i.
         timeout: seconds that a rank waits for the others.
         rendezvous: where the rank threads meet; None unless kind is "threads".
+        link: the control channel to the other processes; None unless kind is "processes".
+        ballots: how many calls over a mesh this rank has voted on.
         groups: the process groups made in this world, by name; the default one under "".
     """
 
@@ -40,7 +43,9 @@ class World:
     devices: tuple[jax.Device, ...]
     timeout: float = DEFAULT_TIMEOUT
     rendezvous: Rendezvous | None = None
+    link: Link | None = None
     groups: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ballots: dict[Any, int] = dataclasses.field(default_factory=dict)
 
     @property
     def device(self) -> jax.Device:

@@ -13,9 +13,8 @@ import numpy as np
 import tensorplay as tp
 import tensorplay.nn as nn
 import tensorplay.nn.functional as F
-from tensorplay._staged import Tracing
 from tensorplay.distributed import run_ranks
-from tensorplay.distributed.fsdp import fully_shard
+from tensorplay.distributed.fsdp import _closure, fully_shard
 
 Arrays = dict[str, Any]
 
@@ -192,17 +191,17 @@ def traces(model: Any) -> int:
 def counted_traces() -> Iterator[list[str]]:
     """Collects the class names of modules whose Python runs under a trace, in all threads."""
     found: list[str] = []
-    stage = Tracing.stage
+    stage = _closure._Request.stage
 
-    def counting(self: Tracing) -> Any:
-        found.append(type(self.root).__name__)
+    def counting(self: Any) -> Any:
+        found.append(type(self.state.module).__name__)
         return stage(self)
 
-    Tracing.stage = counting  # type: ignore[method-assign]
+    _closure._Request.stage = counting  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        Tracing.stage = stage  # type: ignore[method-assign]
+        _closure._Request.stage = stage  # type: ignore[method-assign]
 
 
 # --- models --------------------------------------------------------------------------------------

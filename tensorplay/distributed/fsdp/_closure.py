@@ -33,7 +33,8 @@ from ..._state import state as thread
 from ..._structure import flatten
 from ..._tensor import Tensor, state_changes, wrap
 from ..._trace import Untraceable
-from .._spmd import Spread, agree, launch, shared_program
+from .._agreement import COMPILED, EAGERLY, Agreement
+from .._spmd import Spread, launch, shared_program
 from .._world import current_world
 from ._param_group import FSDPParamGroup, ShardedState
 from ._programs import Backward, GroupUse, Plan
@@ -92,6 +93,9 @@ class CompiledCalls:
         self._entries: dict[Any, list[Entry]] = {}
         self._last: Entry | None = None
         self._warned: set[str] = set()
+        self._agreement = Agreement(
+            fsdp_state.mesh.jax_mesh, f"the forward of {type(fsdp_state.module).__name__}"
+        )
         self._tree: tuple[int, list[FSDPParamGroup]] | None = None
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Any, method: str = "") -> Any:
@@ -133,6 +137,7 @@ class CompiledCalls:
                 return self._find(call, tensors, structure, key)
             except Unfrozen as error:
                 reason = f"reads something that {error}"
+        self._agreement.new(EAGERLY, None)
         return Entry(None, None, Eagerly(reason), (), -1)
 
     def _find(
@@ -145,6 +150,7 @@ class CompiledCalls:
             and last.signature == key
             and self._still_holds(last)
         ):
+            self._note_known(last)
             return last
         fingerprint = Fingerprint(self.state.module)
         found = self._entries.setdefault((key, fingerprint.key), [])
@@ -152,10 +158,14 @@ class CompiledCalls:
             if entry.holds():
                 entry.fingerprint, entry.count = fingerprint, state_changes.count
                 self._last = entry
+                self._note_known(entry)
                 return entry
         entry = self._last = self._trace(call, tensors, structure, key, fingerprint)
         found.append(entry)
         return entry
+
+    def _note_known(self, entry: Entry) -> None:
+        self._agreement.known(EAGERLY if isinstance(entry.staged, Eagerly) else COMPILED)
 
     def _forget(self, entry: Entry) -> None:
         """Drops the decision to run eagerly where the Python itself raised."""
@@ -185,16 +195,19 @@ class CompiledCalls:
         request = _Request(self.state, call, tensors, structure, fingerprint)
         staged = _shared(("staged", self.state.mesh.jax_mesh, key, fingerprint.key), request)
         self._count_trace(key, fingerprint)
-        if not self._agreed(staged):
-            staged = Eagerly("is not the same on all ranks")
+        staged = self._agreed(staged)
         fresh = Fingerprint(self.state.module)
         extra = () if isinstance(staged, Eagerly) else staged.extra
         return Entry(key, fresh, staged, extra, state_changes.count)
 
-    def _agreed(self, staged: StagedCall | Eagerly) -> bool:
-        """Whether all rank threads found the same programs, or all run eagerly."""
-        digest = None if isinstance(staged, Eagerly) else staged.digest
-        return agree(self.state.mesh.jax_mesh, "the choice how to run a forward", digest)
+    def _agreed(self, staged: StagedCall | Eagerly) -> StagedCall | Eagerly:
+        """``staged``, unless another rank has to run the call eagerly."""
+        if isinstance(staged, Eagerly):
+            self._agreement.new(EAGERLY, None)
+            return staged
+        if self._agreement.new(COMPILED, staged.key) == EAGERLY:
+            return Eagerly("is not the same on all ranks")
+        return staged
 
     def _count_trace(self, key: Any, fingerprint: Fingerprint) -> None:
         self.traces += 1

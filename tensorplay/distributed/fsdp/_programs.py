@@ -155,8 +155,8 @@ class Backward:
 
     Attributes:
         program: takes pieces (or kept wholes) of ``plan.needed_groups``, forward inputs
-            ``plan.reused``, the kept and the returned residuals, the gradients, and the waiting whole gradients;
-            returns what ``outputs`` lists.
+            ``plan.reused``, the kept and the returned residuals, the gradients, and what earlier
+            backwards left waiting; returns what ``outputs`` lists.
         outputs: ("piece", group, i) for a reduced gradient, ("partial", group, i) for one not yet
             summed over the replicas, ("whole", group, i) for one kept on this rank, ("input",
             position) for the gradient of another input of forward, ("parameter", group, i) for a

@@ -1,0 +1,86 @@
+"""Ranks agree on how the next call runs, so that none waits in a collective that others skip.
+
+All ranks make the same calls over a mesh in the same order, and number them. A rank that knows the call says so in passing; one
+that meets it for the first time asks what the others do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from jax.sharding import Mesh
+
+from ._errors import DistBackendError
+from ._failures import peer_lost
+from ._spmd import ranks_of
+from ._world import World, current_world
+
+EAGERLY = "eagerly"
+COMPILED = "compiled"
+
+
+class Agreement:
+    """One rank's side of the calls of ``what`` over one mesh."""
+
+    def __init__(self, mesh: Mesh, what: str) -> None:
+        self.mesh, self.what = mesh, what
+
+    def known(self, choice: str) -> None:
+        """This rank runs the next call as it did before."""
+        world = current_world()
+        if world.link is not None and self.mesh.size > 1:
+            world.link.vote(self._next_name(world), ranks_of(self.mesh), f"known {choice}")
+
+    def new(self, choice: str, program: Hashable) -> str:
+        """How to run a call that is new to this rank.
+
+        Args:
+            choice: `EAGERLY` or `COMPILED`, as this rank would choose.
+            program: equal on all ranks that would run the same program.
+
+        Raises:
+            RuntimeError: this rank must run eagerly, while others run a program that they know.
+        """
+        world = current_world()
+        if self.mesh.size == 1:
+            return choice
+        if world.rendezvous is not None:
+            return self._among_threads(world, program)
+        if world.link is None:
+            return choice
+        return self._among_processes(world, choice)
+
+    def _among_threads(self, world: World, program: Hashable) -> str:
+        assert world.rendezvous is not None
+        what = f"the choice how to run {self.what}"
+        same: bool = world.rendezvous.meet(
+            world.rank, ranks_of(self.mesh), what, what, program,
+            lambda programs: all(p == programs[0] for p in programs),
+        )  # fmt: skip
+        return COMPILED if same and program is not None else EAGERLY
+
+    def _among_processes(self, world: World, choice: str) -> str:
+        assert world.link is not None
+        ranks = ranks_of(self.mesh)
+        try:
+            ballots = world.link.ballot(
+                self._next_name(world), ranks, f"new {choice}", world.timeout
+            )
+        except DistBackendError as error:
+            raise peer_lost(str(error)) from None
+        if not any(ballot.endswith(EAGERLY) for ballot in ballots):
+            return COMPILED
+        ahead = [
+            r for r, ballot in zip(ranks, ballots, strict=True) if ballot == f"known {COMPILED}"
+        ]
+        if ahead:
+            raise RuntimeError(
+                f"{self.what}: rank {world.rank} cannot run this call as the program that ranks "
+                f"{ahead} run: forward must do the same on all ranks, or differ from the first "
+                "call on. Move what differs (printing on one rank, say) out of forward"
+            )
+        return EAGERLY
+
+    def _next_name(self, world: World) -> str:
+        number = world.ballots[self.mesh] = world.ballots.get(self.mesh, 0) + 1
+        return f"call {number} over these ranks, {self.what}"

@@ -1,0 +1,202 @@
+"""The examples run, print what they should, and train_gpt goes on where it stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensorplay
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TINY = "--steps 6 --log-every 1 --batch 2 --length 16 --width 16 --layers 1 --heads 2".split()
+TINY += "--eval-batches 2 --sample 8".split()
+
+SEED_SINGLE = '''\
+import tensorplay as tp
+import tensorplay.nn as nn
+from tensorplay.distributed.fsdp import fully_shard
+
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+model = fully_shard(model)
+print(type(model).__name__)            # SequentialFSDPModule
+
+out = model(tp.randn(2, 4))            # hooks all-gather for the forward
+print(tuple(out.shape))                # (2, 4)
+
+opt = tp.optim.SGD(model.parameters(), lr=0.1)
+out.sum().backward()
+opt.step()
+
+try:
+    fully_shard(model)
+except RuntimeError as e:
+    print(e)                           # fully_shard has already been applied
+'''
+
+SEED_TWO_PROCESSES = '''\
+import multiprocessing as mp
+
+import tensorplay as tp
+import tensorplay.distributed as dist
+import tensorplay.nn as nn
+from tensorplay.distributed.fsdp import fully_shard
+
+
+def worker(rank, world_size):
+    dist.init_process_group(
+        "gloo", init_method="tcp://127.0.0.1:29571",
+        rank=rank, world_size=world_size,
+    )
+    tp.manual_seed(42)                    # identical init and data per rank
+    model = nn.Linear(8, 8)
+    x = tp.randn(4, 8)
+
+    model = fully_shard(model)
+    shards = {n: tuple(p.shape) for n, p in model.named_parameters()}
+    print(rank, shards)                   # {'weight': (4, 8), 'bias': (4,)}
+
+    out = model(x)                        # all-gather inside the forward
+    out.sum().backward()                  # reduce-scatter after backward
+    grads = {n: tuple(p.grad.shape) for n, p in model.named_parameters()}
+    print(rank, grads)                    # shard shapes again
+
+    tp.optim.SGD(model.parameters(), lr=0.1).step()
+    model.unshard()                       # gather to check the result
+    print(rank, tuple(next(model.parameters()).shape))   # (8, 8)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    ctx = mp.get_context("spawn")
+    procs = [ctx.Process(target=worker, args=(r, 2)) for r in range(2)]
+    for p in procs:
+        p.start()
+    for p in procs:
+        p.join()
+'''
+
+
+def environment() -> dict[str, str]:
+    """Buffered, so that the lines of several processes do not mix."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return own | {"PYTHONPATH": str(Path(tensorplay.__file__).parents[1])}
+
+
+def run(name: str, *arguments: str) -> str:
+    """What an example prints; it must succeed, and print nothing to stderr."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_seed_scripts_are_as_printed() -> None:
+    assert (EXAMPLES / "seed_single.py").read_text() == SEED_SINGLE
+    assert (EXAMPLES / "seed_two_processes.py").read_text() == SEED_TWO_PROCESSES
+
+
+def test_seed_single() -> None:
+    assert run("seed_single.py").splitlines() == [
+        "SequentialFSDPModule",
+        "(2, 4)",
+        "fully_shard has already been applied",
+    ]
+
+
+@pytest.mark.processes
+def test_seed_two_processes() -> None:
+    shards = "{'weight': (4, 8), 'bias': (4,)}"
+    lines = run("seed_two_processes.py").splitlines()
+    for rank in "01":
+        own = [line[2:] for line in lines if line.startswith(rank)]
+        assert own == [shards, shards, "(8, 8)"]
+    assert len(lines) == 6
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("To be, or not to be, that is the question.\n" * 40)
+    return path
+
+
+def figures(output: str) -> list[tuple[str, ...]]:
+    """(step, loss, held-out loss) of each progress line, then the final figure."""
+    found = re.findall(r"step +(\d+)/\d+  loss (\S+)  held-out (\S+)  .* left", output)
+    return [*found, *re.findall(r"held-out text: (\S+) bits per byte", output)]
+
+
+def train(text: Path, *arguments: str) -> list[tuple[str, ...]]:
+    return figures(run("train_gpt.py", *TINY, "--data", str(text), *arguments))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_train_gpt_goes_on_from_its_checkpoint(text: Path, tmp_path: Path, ranks: str) -> None:
+    whole_run = train(text, "--nproc", ranks)
+    assert [line[0] for line in whole_run[:-1]] == list("123456")
+    out = ("--nproc", ranks, "--out", str(tmp_path / "out"))
+    stopped = train(text, *out, "--stop-at", "3")
+    resumed = train(text, *out)
+    assert stopped[:-1] + resumed == whole_run
+    assert train(text, *out) == whole_run[-1:]
+
+
+@pytest.mark.processes
+def test_train_gpt_learns(text: Path) -> None:
+    *_, bits = train(text, "--steps", "120", "--log-every", "60", "--lr", "1e-2")
+    assert float(bits) < 2.6
+
+
+def processes_of_group(group: int) -> list[str]:
+    listed = subprocess.run(["ps", "-A", "-o", "pgid="], capture_output=True, text=True).stdout
+    return [line for line in listed.split() if line == str(group)]
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_all_ranks(text: Path) -> None:
+    arguments = [*TINY, "--steps", "1000000", "--data", str(text)]
+    parent = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "train_gpt.py"), *arguments],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout is not None
+    while not parent.stdout.readline().startswith("step"):
+        assert parent.poll() is None
+    os.killpg(parent.pid, signal.SIGINT)
+    _, errors = parent.communicate(timeout=60)
+    assert parent.returncode == 130
+    assert errors == ""
+    assert processes_of_group(parent.pid) == []
+
+
+@pytest.mark.processes
+def test_a_failing_rank_ends_all(tmp_path: Path) -> None:
+    """Text that is too short: each rank raises, and the run fails."""
+    short = tmp_path / "short.txt"
+    short.write_text("short")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "train_gpt.py"), *TINY, "--data", str(short)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "5 bytes are too few for windows of 16 bytes" in done.stderr
