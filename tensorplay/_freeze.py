@@ -11,6 +11,7 @@ import collections
 import enum
 import functools
 import operator
+import random
 import struct
 import sys
 import types
@@ -33,6 +34,7 @@ _CLASS_NOISE = frozenset(
      "__dataclass_params__", "__match_args__", "__parameters__", "__orig_bases__", "__slots__"}
 )  # fmt: skip
 _NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+_RANDOM = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _CALL_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
 _REGISTRIES = frozenset(
@@ -94,6 +96,8 @@ class Freezer:
             return (kind, value)
         if kind in (tuple, frozenset):
             return (kind, tuple(self.freeze(v) for v in value))
+        if isinstance(value, Tensor) and value._stands_for is not None:
+            value = value._stands_for
         if id(value) in self._numbers:
             return ("seen", self._numbers[id(value)])
         self._numbers[id(value)] = len(self._numbers)
@@ -133,6 +137,8 @@ class Freezer:
         elif isinstance(value, dict):
             self._remember(value, dict(value))
             content = self._pairs(value)
+        elif isinstance(value, _RANDOM):
+            raise Unfrozen(f"is a random generator ({kind.__name__}), whose state is not compared")
         elif hasattr(value, "__next__"):
             raise Unfrozen(f"is an iterator ({kind.__name__}), whose position cannot be compared")
         guard = getattr(kind, "__guard__", None)

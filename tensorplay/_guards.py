@@ -15,6 +15,8 @@ import sys
 import types
 from typing import Any
 
+import numpy as np
+
 from ._freeze import Freezer, Snapshot, Unfrozen, is_fixed_code, is_library
 from ._state import state
 from ._tensor import Tensor
@@ -23,15 +25,27 @@ _PURE_MODULES = frozenset(
     {
         "builtins", "math", "cmath", "_operator", "operator", "itertools", "_functools",
         "_collections", "_struct", "_bisect", "_heapq", "_abc", "_typing", "_weakref", "copy",
-        "_contextvars", "_sre", "unicodedata", "_string", "_stat", "marshal", "_opcode", "gc",
+        "_sre", "unicodedata", "_string", "_stat", "marshal", "_opcode", "gc",
         "zlib", "binascii", "_json", "sys", "_thread", "collections", "functools", "types",
     }
 )  # fmt: skip
 _IMPURE_BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__"})
-_IMPURE_TYPE_MODULES = ("_io", "_random", "random", "_socket", "numpy.random", "select", "_queue")
+_IMPURE_TYPE_MODULES = (
+    "_io", "_random", "random", "_socket", "numpy.random", "select", "_queue", "_contextvars"
+)  # fmt: skip
 _CLOCKS = frozenset({"now", "utcnow", "today"})
 _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _ABSENT = object()
+
+
+@functools.lru_cache(maxsize=4096)
+def _impure_values(code: types.CodeType) -> tuple[str, ...]:
+    """Builtins with effects that a function uses as values, so that C code may call them."""
+    return tuple(
+        i.argval
+        for i in dis.get_instructions(code)
+        if i.opname == "LOAD_GLOBAL" and i.argval in _IMPURE_BUILTINS and "NULL" not in i.argrepr
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -115,12 +129,19 @@ class Watch:
     def _on_function(self, frame: types.FrameType) -> None:
         code, namespace = frame.f_code, frame.f_globals
         if is_fixed_code(namespace.get("__name__")):
+            if code.co_qualname.startswith("_Environ."):
+                state.trace.abort("reads the environment")
             return
+        for name in _impure_values(code):
+            if name not in namespace:
+                state.trace.abort(f"passes {name} on, to be called")
         for name in _global_names(code):
             value = namespace.get(name, _ABSENT)
             if value is _ABSENT and hasattr(builtins, name):
                 continue
             self._remember(namespace, name, value)
+            if value is np and "random" in code.co_names:
+                state.trace.abort("draws from numpy.random")
             if isinstance(value, types.ModuleType) and not is_fixed_code(value.__name__):
                 for attribute in code.co_names:
                     if attribute in vars(value):

@@ -25,7 +25,7 @@ from ._ops.random import default_generator
 from ._ops.views import view_through
 from ._program import dependencies, depends, per_rank_program
 from ._state import state
-from ._structure import Constant, Container, Leaf, flatten, unflatten
+from ._structure import Constant, Container, Leaf, containers, flatten, unflatten
 from ._tensor import Storage, Tensor
 from ._trace import Trace, Untraceable
 from .nn._module import Module
@@ -41,13 +41,20 @@ def signature(tensors: Sequence[Tensor], structure: Any) -> Any:
     """
     return (
         tuple(
-            (t._array_shape(), t._storage.array.dtype, t.requires_grad, t._grad_fn is None, type(t))
-            for t in tensors
+            (
+                f"argument {i}",
+                ("shape", t._array_shape()),
+                ("dtype", t._storage.array.dtype),
+                ("requires_grad", t.requires_grad),
+                ("is_leaf", t._grad_fn is None),
+                type(t),
+            )
+            for i, t in enumerate(tensors)
         ),
-        _frozen_structure(structure, Freezer()),
-        state.grad_enabled,
-        state.inference,
-        state.default_dtype,
+        ("arguments", _frozen_structure(structure, Freezer())),
+        ("grad mode", state.grad_enabled),
+        ("inference mode", state.inference),
+        ("default dtype", state.default_dtype),
     )
 
 
@@ -354,12 +361,21 @@ class Tracing:
     def _run_python(self, inputs: list[Any]) -> Any:
         with self.trace.active():
             arguments = self._set_up(inputs)
-            args, kwargs = unflatten(self.structure, arguments)
+            handed = unflatten(self.structure, arguments)
+            self._containers = containers(handed)
+            before = self._content(handed)
+            args, kwargs = handed
             with self.watch:
                 result = self.run(*args, **kwargs)
             if self.trace.reason is not None:
                 raise Untraceable(self.trace.reason)
+            if self._content(handed) != before:
+                self.trace.abort("changes a container among its arguments")
             return self._collect(result, arguments)
+
+    def _content(self, handed: Any) -> Any:
+        tensors, structure = flatten(handed)
+        return [id(t) for t in tensors], _frozen_structure(structure, Freezer())
 
     def _set_up(self, inputs: list[Any]) -> list[Tensor]:
         rest = iter(inputs)
@@ -381,7 +397,7 @@ class Tracing:
         return out
 
     def _collect(self, result: Any, arguments: list[Tensor]) -> Any:
-        found, self._result = flatten(result)
+        found, self._result = flatten(result, self._containers)
         storages = _Storages(self.trace, arguments, self.outside)
         self._tensors = storages.describe(found)
         self._written = tuple(
@@ -451,10 +467,16 @@ def make_result(
     staged: StagedCall,
     arrays: Sequence[Any],
     arguments: Sequence[Tensor],
+    handed: Any,
     outside: Sequence[Tensor],
     node: Any,
 ) -> Any:
-    """The call's result: tensors over ``arrays``, part of the graph through ``node``."""
+    """The call's result: tensors over ``arrays``, part of the graph through ``node``.
+
+    Args:
+        arguments: the tensors among the arguments.
+        handed: (args, kwargs).
+    """
     bases: dict[int, Tensor] = {}
     made = []
     for t in staged.tensors:
@@ -466,7 +488,7 @@ def make_result(
             if t.index not in bases:
                 bases[t.index] = _base(staged, t.index, arrays[t.index], node)
             made.append(_through(bases[t.index], t))
-    return unflatten(staged.result, made)
+    return unflatten(staged.result, made, handed)
 
 
 def _base(staged: StagedCall, index: int, array: Any, node: Any) -> Tensor:

@@ -43,8 +43,48 @@ class Container:
     template: Any = dataclasses.field(compare=False, default=None)
 
 
-def flatten(value: Any) -> tuple[list[Tensor], Any]:
-    """The tensors inside ``value`` in order (each object once), and its structure."""
+@dataclasses.dataclass(frozen=True)
+class Handed:
+    """The container found along ``path`` inside another value, as that very object."""
+
+    path: tuple[Any, ...]
+
+
+def containers(value: Any) -> dict[int, tuple[Any, ...]]:
+    """The path to each mutable container inside ``value``, by identity."""
+    found: dict[int, tuple[Any, ...]] = {}
+
+    def visit(part: Any, path: tuple[Any, ...]) -> None:
+        if isinstance(part, (Tensor, *_ATOMS)) or id(part) in found:
+            return
+        opened = _open(part)
+        if opened is None:
+            return
+        if type(part) is not tuple:
+            found[id(part)] = path
+        for key, child in zip(*opened, strict=True):
+            visit(child, (*path, key))
+
+    visit(value, ())
+    return found
+
+
+def at_path(value: Any, path: tuple[Any, ...]) -> Any:
+    """The part of ``value`` that ``path`` leads to."""
+    for key in path:
+        keys, children = _open(value)  # type: ignore[misc]
+        value = children[keys.index(key)]
+    return value
+
+
+def flatten(
+    value: Any, known: dict[int, tuple[Any, ...]] | None = None
+) -> tuple[list[Tensor], Any]:
+    """The tensors inside ``value`` in order (each object once), and its structure.
+
+    Args:
+        known: containers that the structure refers to by path; see `containers`.
+    """
     tensors: list[Tensor] = []
     numbers: dict[int, int] = {}
 
@@ -56,6 +96,8 @@ def flatten(value: Any) -> tuple[list[Tensor], Any]:
             return Leaf(numbers[id(part)])
         if isinstance(part, _ATOMS) or id(part) in above:
             return Constant(part)
+        if known and id(part) in known:
+            return Handed(known[id(part)])
         opened = _open(part)
         if opened is None:
             return Constant(part)
@@ -73,7 +115,7 @@ def flatten(value: Any) -> tuple[list[Tensor], Any]:
 def _holds_leaf(spec: Any) -> bool:
     if isinstance(spec, Container):
         return any(map(_holds_leaf, spec.children))
-    return isinstance(spec, Leaf)
+    return isinstance(spec, (Leaf, Handed))
 
 
 def _open(part: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
@@ -90,13 +132,19 @@ def _open(part: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
     return tuple(vars(part)), tuple(vars(part).values())
 
 
-def unflatten(spec: Any, tensors: list[Any]) -> Any:
-    """``value`` again, with ``tensors`` in the places of the original ones."""
+def unflatten(spec: Any, tensors: list[Any], origin: Any = None) -> Any:
+    """``value`` again, with ``tensors`` in the places of the original ones.
+
+    Args:
+        origin: where the containers are that the structure refers to by path.
+    """
     if isinstance(spec, Leaf):
         return tensors[spec.index]
     if isinstance(spec, Constant):
         return spec.value
-    children = [unflatten(c, tensors) for c in spec.children]
+    if isinstance(spec, Handed):
+        return at_path(origin, spec.path)
+    children = [unflatten(c, tensors, origin) for c in spec.children]
     if spec.kind in (tuple, list):
         return spec.kind(children)
     if spec.kind is dict:

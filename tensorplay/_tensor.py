@@ -23,7 +23,6 @@ from ._dtypes import bool_, dtype, from_numpy_dtype, get_default_dtype, int64
 from ._graph import Edge, Node, RemovableHandle, add_hook, run_backward
 from ._state import state
 
-Meta = jax.ShapeDtypeStruct
 read_error_translators: list[Callable[[BaseException], BaseException | None]] = []
 
 
@@ -46,10 +45,34 @@ class Size(tuple[int, ...]):
         return Size(super().__add__(tuple(other)))
 
 
+class Meta:
+    """The shape and dtype of an array without values: what a meta tensor's storage holds.
+
+    jax refuses it as an argument at once, before it would compile anything.
+    """
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """What ``jax.eval_shape`` takes."""
+        return jax.ShapeDtypeStruct(self.shape, self.dtype)
+
+
 class Storage:
     """The cell that a tensor and its aliases share.
 
-    ``array``: the jax array (a tracer while a call is traced; a ``jax.ShapeDtypeStruct`` on meta).
+    ``array``: the jax array (a tracer while a call is traced; a ``Meta`` on meta).
     ``version``: counts in-place writes, as autograd sees them.
     """
 
@@ -272,7 +295,7 @@ class Tensor(Attached):
         if self._cached is not None and self._cached[0] is array:
             return self._cached[1]
         if type(array) is Meta:
-            return jax.eval_shape(_views.reader(self._chain), array)
+            return Meta(self._array_shape(), array.dtype)
         with jax.enable_x64(True):
             if state.trace is not None:
                 return _views.read(array, self._chain)

@@ -98,11 +98,6 @@ def write(array: Any, value: Any, chain: Chain) -> Any:
     return _back(chain[0], array, value)
 
 
-def reader(chain: Chain) -> Callable[[Any], Any]:
-    """``read`` for one chain."""
-    return partial(read, chain=chain)
-
-
 class _Window:
     """A slice whose starts are known at run time only.
 

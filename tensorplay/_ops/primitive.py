@@ -155,9 +155,10 @@ class Primitive:
         return results
 
     def _meta(self, arrays: list[Any], record: bool, options: dict[str, Any]) -> Any:
+        structs = [a.struct() if type(a) is Meta else a for a in arrays]
         try:
             with jax.enable_x64(True):
-                out = jax.eval_shape(functools.partial(self.fn, **options), *arrays)
+                out = jax.eval_shape(functools.partial(self.fn, **options), *structs)
         except (TypeError, ValueError) as error:
             raise self._explained(error, arrays) from error
         results = _wrap_all(jax.tree.map(lambda o: Meta(o.shape, o.dtype), out))

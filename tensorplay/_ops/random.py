@@ -37,6 +37,7 @@ class Generator:
 
     def manual_seed(self, seed: int) -> Generator:
         """Starts the stream of ``seed`` (any 64-bit integer) anew."""
+        _not_while_traced()
         self._seed, self._offset = int(seed) % 2**64, 0
         return self
 
@@ -49,10 +50,12 @@ class Generator:
 
     def get_state(self) -> Tensor:
         """The seed and the position as a uint8 tensor of 16 bytes."""
+        _not_while_traced()
         return as_tensor(np.array([self._seed, self._offset], np.uint64).view(np.uint8))
 
     def set_state(self, new_state: Tensor) -> None:
         """Goes back to where ``get_state`` was called."""
+        _not_while_traced()
         seed, offset = new_state.numpy().view(np.uint64).tolist()
         self._seed, self._offset = int(seed), int(offset)
 
@@ -74,6 +77,11 @@ class Generator:
     @property
     def offset(self) -> int:
         return self._offset
+
+
+def _not_while_traced() -> None:
+    if state.trace is not None:
+        state.trace.abort("reads or sets the state of a random generator")
 
 
 def default_generator() -> Generator:

@@ -1,7 +1,7 @@
 """Ranks agree on how the next call runs, so that none waits in a collective that others skip.
 
-All ranks make the same calls over a mesh in the same order, and number them. A rank that knows the call says so in passing; one
-that meets it for the first time asks what the others do.
+All ranks make the same calls over a mesh in the same order, and number them. A rank that knows the
+call says so in passing; one that meets it for the first time asks what the others do.
 """
 
 from __future__ import annotations

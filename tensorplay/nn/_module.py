@@ -93,8 +93,10 @@ class Module:
         _changed()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._note_change(name)
         own = self.__dict__
+        if _holds(own, name, value):
+            return
+        self._note_change(name)
         parameters = own.get("_parameters")
         if isinstance(value, Parameter):
             _require_init(parameters, "parameters")
@@ -605,6 +607,16 @@ _OWN_DICTS = (
     "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks",
     "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
+
+
+def _holds(own: dict[str, Any], name: str, value: Any) -> bool:
+    """Whether the attribute is that very object already, as after ``self.buffer += 1``."""
+    if name in own:
+        return own[name] is value
+    return any(
+        name in own.get(kind, ()) and own[kind][name] is value
+        for kind in ("_buffers", "_parameters", "_modules")
+    )
 
 
 def _run_pre_hook(module: Module, hook: Any, with_kwargs: bool, args: Any, kwargs: Any) -> Any:

@@ -106,8 +106,8 @@ class CompiledCalls:
             group.adopt_replacements()
             group.refuse_meta()
         entry = self._entry(call, tensors, structure, method)
-        if isinstance(entry.staged, StagedCall):
-            return self._run_compiled(entry, groups, tensors)
+        if isinstance(entry.staged, StagedCall) and not _writes_argument(entry, tensors):
+            return self._run_compiled(entry, groups, tensors, (args, kwargs))
         for group in groups:
             group.hide_traced()
         try:
@@ -115,7 +115,8 @@ class CompiledCalls:
         except BaseException:
             self._forget(entry)
             raise
-        self._warn_eager(entry.staged.reason)
+        if isinstance(entry.staged, Eagerly):
+            self._warn_eager(entry.staged.reason)
         return out
 
     # --- finding -----------------------------------------------------------------------------
@@ -241,6 +242,7 @@ class CompiledCalls:
         entry: Entry,
         groups: list[FSDPParamGroup],
         arguments: list[Tensor],
+        handed: Any,
     ) -> Any:
         staged: StagedCall = entry.staged  # type: ignore[assignment]
         keeps = self._groups_that_keep()
@@ -253,7 +255,7 @@ class CompiledCalls:
             uses.append(GroupUse(group.spec, given, group in keeps, trainable))
         plan = self._plan(staged, tuple(uses))
         call = _Call(self, staged, plan, groups, arguments, entry.outside())
-        return call.forward()
+        return call.forward(handed)
 
     def _groups_that_keep(self) -> set[FSDPParamGroup]:
         """The groups that stay unsharded after forward."""
@@ -369,7 +371,8 @@ class _Call:
         self.arguments, self.outside = arguments, outside
         self.mesh = calls.state.mesh.jax_mesh
 
-    def forward(self) -> Any:
+    def forward(self, handed: Any) -> Any:
+        """Runs the forward program and makes the result; ``handed`` is (args, kwargs)."""
         inputs = [_input(t._storage.array) for t in self.outside]
         inputs += [_input(t._read()) for t in self.arguments]
         if self.staged.draws:
@@ -383,7 +386,7 @@ class _Call:
             for x in (_wholes(g) if use.given else pieces)
         ]
         outputs = launch(self.mesh, self.plan.forward, [*parameters, *self.inputs])
-        return self._take(outputs)
+        return self._take(outputs, handed)
 
     def _random_input(self) -> Any:
         generator = default_generator()
@@ -392,7 +395,7 @@ class _Call:
         generator.skip(self.staged.draws)
         return jax.numpy.asarray(np.array(numbers, np.uint32))
 
-    def _take(self, outputs: list[Spread]) -> Any:
+    def _take(self, outputs: list[Spread], handed: Any) -> Any:
         staged, plan = self.staged, self.plan
         rest = iter(outputs)
         values = [next(rest) for _ in range(staged.num_values)]
@@ -413,7 +416,7 @@ class _Call:
         arrays = [
             _output(v.local, aval) for v, aval in zip(values, staged.value_avals, strict=True)
         ]
-        return make_result(staged, arrays, self.arguments, self.outside, node)
+        return make_result(staged, arrays, self.arguments, handed, self.outside, node)
 
     def _write_back(self, tensor: Tensor, array: Any) -> None:
         tensor._storage.array = _output(array, tensor._storage.array)
@@ -540,6 +543,16 @@ class CompiledNode(Node):
         if self.call is not None:
             self.call.release()
             self.call = None
+
+
+def _writes_argument(entry: Entry, tensors: list[Tensor]) -> bool:
+    """Whether an argument shares storage with a module's tensor that the program writes."""
+    written = entry.staged.written  # type: ignore[union-attr]
+    if not written:
+        return False
+    outside = entry.outside()
+    storages = {outside[i]._storage for i in written}
+    return any(t._storage in storages for t in tensors)
 
 
 def _unfit_argument(tensors: list[Tensor]) -> str | None:

@@ -114,11 +114,11 @@ class FSDPParamGroup:
 
     def adopt_replacements(self) -> None:
         """Takes up parameters that the user put in the place of sharded ones."""
-        if self.state is ShardedState.SHARDED:
-            for p in self.params:
-                module, name = p.owners[0]
-                if module._parameters.get(name) is not p.sharded:
-                    p.adopt_replacement()
+        for p in self.params:
+            module, name = p.owners[0]
+            shown = p.sharded if self.state is ShardedState.SHARDED else p.unsharded
+            if module._parameters.get(name) is not shown:
+                p.adopt_replacement()
 
     def refuse_meta(self) -> None:
         """Raises RuntimeError if parameters have no values yet."""
@@ -153,6 +153,7 @@ class FSDPParamGroup:
         """Shows the sharded parameters and frees the wholes."""
         if self.state is ShardedState.SHARDED:
             return
+        self.adopt_replacements()
         for p in self.params:
             p.show(p.sharded)
             p.unsharded = None
