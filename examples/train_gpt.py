@@ -187,14 +187,16 @@ def held_out_loss(model: nn.Module, text: np.ndarray, args: argparse.Namespace, 
 
 def generate(model: nn.Module, prompt: np.ndarray, count: int) -> str:
     """Draws ``count`` bytes that follow ``prompt``; every rank must call it."""
-    text = tp.from_numpy(prompt.astype(np.int64)).unsqueeze(0)
+    window = tp.from_numpy(prompt.astype(np.int64)).unsqueeze(0)
+    drawn = []
     model.eval()
     with tp.no_grad():
         for _ in range(count):
-            logits = model(text[:, -len(prompt) :])[:, -1]
-            drawn = tp.multinomial(F.softmax(logits / 0.8, dim=-1), 1)
-            text = tp.cat([text, drawn], dim=1)
-    return bytes(text[0, len(prompt) :].tolist()).decode(errors="replace")
+            odds = F.softmax(model(window)[:, -1] / 0.8, dim=-1)
+            byte = tp.multinomial(odds, 1)
+            window = tp.cat([window[:, 1:], byte], dim=1)
+            drawn.append(byte.item())
+    return bytes(drawn).decode(errors="replace")
 
 
 # --- checkpoints ---------------------------------------------------------------------------------

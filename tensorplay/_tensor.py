@@ -11,13 +11,13 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from . import _printing, _views
-from ._attached import Attached
 from ._device import device, device_of
 from ._dtypes import bool_, dtype, from_numpy_dtype, get_default_dtype, int64
 from ._graph import Edge, Node, RemovableHandle, add_hook, run_backward
@@ -85,7 +85,7 @@ class Storage:
             state.trace.own(self)
 
 
-class Tensor(Attached):
+class Tensor:
     """A multi-dimensional array with torch's semantics over a jax array.
 
     ``Tensor(data)`` makes a float tensor from nested sequences and ``Tensor(2, 3)`` one of that
@@ -884,7 +884,10 @@ def _rebuild(kind: type[Tensor], value: np.ndarray, requires_grad: bool) -> Tens
 
 def _ones_like(tensor: Tensor) -> Tensor:
     with jax.enable_x64(True):
-        return wrap(jax.numpy.ones(tensor._array_shape(), tensor._storage.array.dtype))
+        return wrap(_ones(tensor._array_shape(), tensor._storage.array.dtype))
+
+
+_ones = partial(jax.jit, static_argnums=(0, 1))(jax.numpy.ones)
 
 
 _construct: Callable[..., Tensor]

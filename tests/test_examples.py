@@ -15,8 +15,8 @@ import pytest
 import tensorplay
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-TINY = "--steps 6 --log-every 1 --batch 2 --length 16 --width 16 --layers 1 --heads 2".split()
-TINY += "--eval-batches 2 --sample 8".split()
+TINY = {"steps": 6, "log-every": 1, "batch": 2, "length": 16, "width": 16, "layers": 1, "heads": 2}
+TINY |= {"eval-batches": 2, "sample": 3}
 
 SEED_SINGLE = """\
 import tensorplay as tp
@@ -133,29 +133,33 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
+def tiny(text: Path, **other: object) -> list[str]:
+    """Arguments of train_gpt.py for a run of seconds."""
+    chosen = TINY | {"data": text} | {name.replace("_", "-"): v for name, v in other.items()}
+    return [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
+
+
 def figures(output: str) -> list[tuple[str, ...]]:
     """(step, loss, held-out loss) of each progress line, then the final figure."""
     found = re.findall(r"step +(\d+)/\d+  loss (\S+)  held-out (\S+)  .* left", output)
     return [*found, *re.findall(r"held-out text: (\S+) bits per byte", output)]
 
 
-def train(text: Path, *arguments: str) -> list[tuple[str, ...]]:
-    return figures(run("train_gpt.py", *TINY, "--data", str(text), *arguments))
+def train(text: Path, **other: object) -> list[tuple[str, ...]]:
+    return figures(run("train_gpt.py", *tiny(text, **other)))
 
 
 @pytest.mark.processes
 def test_train_gpt_goes_on_from_its_checkpoint(text: Path, tmp_path: Path) -> None:
     whole_run = train(text)
     assert [line[0] for line in whole_run[:-1]] == list("123456")
-    out = ("--out", str(tmp_path / "out"))
-    stopped = train(text, *out, "--stop-at", "3")
-    resumed = train(text, *out)
+    stopped = train(text, out=tmp_path / "out", stop_at=3)
+    resumed = train(text, out=tmp_path / "out")
     assert stopped[:-1] + resumed == whole_run
 
 
 def test_train_gpt_learns_in_one_process(text: Path) -> None:
-    arguments = ("--nproc", "1", "--steps", "120", "--log-every", "60", "--lr", "1e-2")
-    *_, bits = train(text, *arguments)
+    *_, bits = train(text, nproc=1, steps=120, log_every=60, lr=1e-2)
     assert float(bits) < 2.6
 
 
@@ -166,9 +170,8 @@ def processes_of_group(group: int) -> list[str]:
 
 @pytest.mark.processes
 def test_ctrl_c_ends_all_ranks(text: Path) -> None:
-    arguments = [*TINY, "--steps", "1000000", "--data", str(text)]
     parent = subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "train_gpt.py"), *arguments],
+        [sys.executable, str(EXAMPLES / "train_gpt.py"), *tiny(text, steps=1_000_000)],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -194,7 +197,7 @@ def test_a_failing_rank_ends_all(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("short")
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "train_gpt.py"), *TINY, "--data", str(short)],
+        [sys.executable, str(EXAMPLES / "train_gpt.py"), *tiny(short)],
         env=environment(),
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -148,6 +149,7 @@ def _sized(value: Any, sizes: Sequence[int], dtype: Any, device: DeviceLike, gra
         return _finish(_filled(tuple(sizes), value, np.dtype(dtype)), target, grad)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 2))
 def _filled(sizes: tuple[int, ...], value: Any, dtype: Any) -> Any:
     return jnp.full(sizes, value, dtype)
 

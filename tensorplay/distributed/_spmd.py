@@ -33,14 +33,16 @@ class _Plan:
     Attributes:
         sharding: of every global array over the mesh.
         ranks: the global ranks of the mesh's devices, in mesh order.
+        devices: the mesh's devices, in mesh order.
         size: number of devices.
     """
 
-    __slots__ = ("ranks", "sharding", "size")
+    __slots__ = ("devices", "ranks", "sharding", "size")
 
     def __init__(self, mesh: Mesh, world: World) -> None:
         self.sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self.ranks = _ranks_of(mesh, world)
+        self.devices = tuple(mesh.devices.flat)
         self.size = mesh.size
 
     def assemble(self, locals_: list[jax.Array]) -> jax.Array:
@@ -229,7 +231,8 @@ def _assemble_together(plan: _Plan, values: tuple[Spread, ...]) -> jax.Array:
     """The global array of the pieces that the rank threads brought; each keeps it."""
     known = values[0]._global
     if known is None or any(value._global is not known for value in values):
-        known = plan.assemble([_piece(value, i) for i, value in enumerate(values)])
+        pieces = [_piece(value, i) for i, value in enumerate(values)]
+        known = plan.assemble([_on_device(p, d) for p, d in zip(pieces, plan.devices, strict=True)])
         for value in values:
             value._global = known
     return known
@@ -241,6 +244,11 @@ def _piece(value: Spread, index: int) -> jax.Array:
         return value._local
     assert value._global is not None
     return value._global.addressable_data(index)
+
+
+def _on_device(piece: jax.Array, device: jax.Device) -> jax.Array:
+    """``piece`` on its rank's device: data made outside of the rank's thread is elsewhere."""
+    return piece if device in piece.devices() else jax.device_put(piece, device)
 
 
 def _check_same_args(plan: _Plan, everyones: Sequence[list[Spread]]) -> None:

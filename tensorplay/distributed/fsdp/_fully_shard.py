@@ -55,13 +55,15 @@ def fully_shard(
         ``module``, the same object.
 
     Raises:
-        RuntimeError: applied twice to a module.
+        TypeError: an argument of the wrong type.
+        RuntimeError: applied twice to a module, or to a module above before.
         ValueError: a container without forward, a scalar parameter, a mesh of more than two dims,
             an offload policy that the mesh's devices do not have.
         AssertionError: trainable parameters of several dtypes in the group.
     """
     modules = _init.as_modules(module)
     _init.check_reshard(reshard_after_forward)
+    _init.check_policy(mp_policy)
     dp_mesh = data_parallel_mesh(mesh)
     _init.check_offload(offload_policy, dp_mesh)
     owned = _init.owners_of_parameters(modules, _init.ignored_ids(ignored_params))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ..._dtypes import dtype
 from ...nn._containers import ModuleDict, ModuleList
 from ...nn._module import Module
 from ...nn._parameter import Parameter
 from .._placements import Shard
 from .._sharding import ShardLayout
-from ._api import CPUOffloadPolicy, OffloadPolicy
+from ._api import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from ._mesh import DataParallelMesh
 from ._param import FSDPParam, Owner
 from ._state import state_of
@@ -80,13 +81,24 @@ def managed_modules(modules: list[Module]) -> list[tuple[str, Module]]:
 def owners_of_parameters(
     modules: list[Module], ignored: set[int]
 ) -> list[tuple[str, Parameter, list[Owner]]]:
-    """Each parameter that is left for this call, once, with all places that hold it."""
+    """Each parameter that is left for this call, once, with all places that hold it.
+
+    Raises:
+        RuntimeError: an earlier call on a module above took one of them.
+    """
     found: dict[int, tuple[str, Parameter, list[Owner]]] = {}
     for prefix, module in managed_modules(modules):
         for name, param in module._parameters.items():
-            if param is None or id(param) in ignored or param._layout is not None:
+            if param is None or id(param) in ignored:
                 continue
             full = f"{prefix}.{name}" if prefix else name
+            shard = param if param._stands_for is None else param._stands_for
+            if shard._layout is not None:
+                raise RuntimeError(
+                    f"the parameter {shard.__dict__.get('_fsdp_name', full)!r} belongs to the group of a fully_shard call on a "
+                    "module above. Apply fully_shard bottom-up: children first, then the modules "
+                    "that contain them"
+                )
             found.setdefault(id(param), (full, param, []))[2].append((module, name))
     return list(found.values())
 
@@ -118,8 +130,32 @@ def refuse_unfit(owned: list[tuple[str, Parameter, list[Owner]]]) -> None:
 
 
 def ignored_ids(ignored_params: Iterable[Parameter] | None) -> set[int]:
-    """Identities of the parameters to leave alone."""
-    return {id(p) for p in ignored_params or ()}
+    """Identities of the parameters to leave alone.
+
+    Raises:
+        TypeError: something else than parameters was given.
+    """
+    ignored = list(ignored_params or ())
+    for p in ignored:
+        if not isinstance(p, Parameter):
+            raise TypeError(
+                "ignored_params should hold the parameters themselves, such as "
+                f"{{model.weight}}, got {p!r}"
+            )
+    return {id(p) for p in ignored}
+
+
+def check_policy(policy: Any) -> None:
+    """Raises TypeError unless ``policy`` is a MixedPrecisionPolicy of dtypes."""
+    if not isinstance(policy, MixedPrecisionPolicy):
+        raise TypeError(f"mp_policy should be a MixedPrecisionPolicy, got {policy!r}")
+    for field in ("param_dtype", "reduce_dtype", "output_dtype"):
+        value = getattr(policy, field)
+        if value is not None and not isinstance(value, dtype):
+            raise TypeError(
+                f"MixedPrecisionPolicy.{field} should be a dtype such as tensorplay.bfloat16, or "
+                f"None, got {value!r}"
+            )
 
 
 def shard_dim(name: str, param: Parameter, placement_fn: PlacementFn) -> int:

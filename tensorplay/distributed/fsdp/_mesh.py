@@ -64,9 +64,15 @@ def data_parallel_mesh(mesh: DeviceMesh | None) -> DataParallelMesh:
     """The mesh to shard over.
 
     Raises:
+        TypeError: ``mesh`` is not a DeviceMesh.
         ValueError: the mesh has more than two dims.
     """
     mesh = default_mesh() if mesh is None else mesh
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(
+            'mesh should be a DeviceMesh, such as init_device_mesh("cpu", (world_size,)), got '
+            f"{mesh!r}"
+        )
     if mesh.ndim == 1:
         return DataParallelMesh(mesh, mesh.axis_names[0], None)
     if mesh.ndim == 2:
