@@ -9,15 +9,16 @@ that the functions name are remembered (``Reads``).
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import functools
-import sys
 import types
 from typing import Any
 
 import numpy as np
 
 from ._freeze import Freezer, Snapshot, Unfrozen, is_fixed_code, is_library
+from ._profile import profiling
 from ._state import state
 from ._tensor import Tensor
 
@@ -104,19 +105,14 @@ class Watch:
         self.reads: dict[tuple[int, str], Read] = {}
         self.codes: set[types.CodeType] = set()
         self._known: set[types.CodeType] = set()
-        self._previous: Any = None
 
     def expect(self, freezer: Freezer) -> None:
         """Functions whose closures are guarded already."""
         self._known |= freezer.codes
 
-    def __enter__(self) -> Watch:
-        self._previous = sys.getprofile()
-        sys.setprofile(self._on_event)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        sys.setprofile(self._previous)
+    def watching(self) -> contextlib.AbstractContextManager[None]:
+        """The block inside which the traced Python runs."""
+        return profiling(self._on_event)
 
     def _on_event(self, frame: types.FrameType, event: str, arg: Any) -> None:
         if event == "call":

@@ -1,11 +1,30 @@
-"""Pausing the profile function that watches user code while it is traced."""
+"""The profile function of this thread: set for a while, paused, and put back."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def profiling(function: Callable[..., Any] | None) -> Iterator[None]:
+    """Makes ``function`` the profile function inside the block; None means no profiling.
+
+    A profiler written in C, such as cProfile's, rests meanwhile.
+    """
+    previous = sys.getprofile()
+    sys.setprofile(function)
+    try:
+        yield
+    finally:
+        if previous is None or callable(previous):
+            sys.setprofile(previous)
+        else:
+            sys.setprofile(None)
+            previous.enable()
 
 
 def paused_profile(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -13,13 +32,9 @@ def paused_profile(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def run(*args: Any, **kwargs: Any) -> Any:
-        previous = sys.getprofile()
-        if previous is None:
+        if sys.getprofile() is None:
             return fn(*args, **kwargs)
-        sys.setprofile(None)
-        try:
+        with profiling(None):
             return fn(*args, **kwargs)
-        finally:
-            sys.setprofile(previous)
 
     return run

@@ -365,7 +365,7 @@ class Tracing:
             self._containers = containers(handed)
             before = self._content(handed)
             args, kwargs = handed
-            with self.watch:
+            with self.watch.watching():
                 result = self.run(*args, **kwargs)
             if self.trace.reason is not None:
                 raise Untraceable(self.trace.reason)

@@ -363,6 +363,12 @@ class Tensor:
             )
         return np.array(self._host())
 
+    def __array_wrap__(
+        self, array: np.ndarray, context: Any = None, return_scalar: bool = False
+    ) -> Tensor:
+        with jax.enable_x64(True):
+            return wrap(jax.numpy.array(array))
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = self.numpy()
         return value if dtype is None else value.astype(dtype)

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -163,11 +162,6 @@ def test_train_gpt_learns_in_one_process(text: Path) -> None:
     assert float(bits) < 2.6
 
 
-def processes_of_group(group: int) -> list[str]:
-    listed = subprocess.run(["ps", "-A", "-o", "pgid="], capture_output=True, text=True).stdout
-    return [line for line in listed.split() if line == str(group)]
-
-
 @pytest.mark.processes
 def test_ctrl_c_ends_all_ranks(text: Path) -> None:
     parent = subprocess.Popen(
@@ -182,26 +176,21 @@ def test_ctrl_c_ends_all_ranks(text: Path) -> None:
     while not parent.stdout.readline().startswith("step"):
         assert parent.poll() is None
     os.killpg(parent.pid, signal.SIGINT)
-    _, errors = parent.communicate(timeout=60)
+    _, errors = parent.communicate(timeout=60)  # returns when no rank holds the pipes any more
     assert parent.returncode == 130
     assert errors == ""
-    deadline = time.monotonic() + 30
-    while processes_of_group(parent.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.mark.processes
-def test_a_failing_rank_ends_all(tmp_path: Path) -> None:
-    """Text that is too short: each rank raises, and the run fails."""
-    short = tmp_path / "short.txt"
-    short.write_text("short")
+def test_a_failing_rank_ends_all(text: Path) -> None:
+    """Rank 0 cannot make the folder of the checkpoint, which is a file."""
+    arguments = tiny(text, steps=1_000_000, save_every=1, out=text)
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "train_gpt.py"), *tiny(short)],
+        [sys.executable, str(EXAMPLES / "train_gpt.py"), *arguments],
         env=environment(),
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 1
-    assert "5 bytes are too few for windows of 16 bytes" in done.stderr
+    assert "FileExistsError" in done.stderr

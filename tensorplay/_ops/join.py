@@ -237,7 +237,8 @@ def repeat_interleave(
 
 def flip(x: Tensor, *dims: Any) -> Tensor:
     """The order of entries reversed along ``dims``."""
-    return _flip(x, dims=tuple(wrap_dim(d, x.dim()) for d in as_sizes(dims)))
+    wrapped = tuple(wrap_dim(d, x.dim()) for d in as_sizes(dims))
+    return _flip(x, dims=wrapped if x.dim() else ())
 
 
 def fliplr(input: Tensor) -> Tensor:

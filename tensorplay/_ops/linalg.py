@@ -109,19 +109,15 @@ def trace(x):
 
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Matrix product with batch dims, as ``torch.matmul``."""
+    for x in (input, other):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"matmul(): expected a Tensor or a Python number, got {type(x)}")
     if input.dim() == 0 or other.dim() == 0:
         raise RuntimeError(
             "both arguments to matmul need to be at least 1D, but they are "
             f"{input.dim()}D and {other.dim()}D"
         )
     return _matmul(input, other)
-
-
-def matmul_operator(input: Any, other: Any) -> Any:
-    """``input @ other``; leaves it to ``other`` where that is no tensor."""
-    if not isinstance(input, Tensor) or not isinstance(other, Tensor):
-        return NotImplemented
-    return matmul(input, other)
 
 
 def mm(input: Tensor, mat2: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from .. import _dtypes
 from .._device import device as Device
 from .._dtypes import dtype as Dtype
@@ -132,6 +134,22 @@ def _operator(op: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return op(self, other)
         except TypeError as error:
+            if "expected a Tensor or a Python number" not in str(error):
+                raise
+        return op(self, creation.as_tensor(other)) if _is_array(other) else NotImplemented
+
+    return method
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+
+
+def _reflected(op: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Tensor, other: Any) -> Any:
+        try:
+            return op(other, self)
+        except TypeError as error:
             if "expected a Tensor or a Python number" in str(error):
                 return NotImplemented
             raise
@@ -139,14 +157,10 @@ def _operator(op: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _reflected(op: Callable[..., Any]) -> Callable[..., Any]:
-    return _operator(lambda self, other: op(other, self))
-
-
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "add": math.add_, "sub": math.sub_, "mul": math.mul, "truediv": math.true_divide,
     "floordiv": math.floor_divide, "mod": math.remainder, "pow": math.pow,
-    "matmul": linalg.matmul_operator, "and": math.bitwise_and, "or": math.bitwise_or,
+    "matmul": linalg.matmul, "and": math.bitwise_and, "or": math.bitwise_or,
     "xor": math.bitwise_xor, "lshift": math.bitwise_left_shift,
     "rshift": math.bitwise_right_shift,
 }  # fmt: skip

@@ -1,13 +1,36 @@
 """Process groups, device meshes and the ranks of a job: tensorplay's torch.distributed."""
 
 from . import fsdp as fsdp
+from ._collectives import all_reduce as all_reduce
+from ._collectives import broadcast as broadcast
+from ._collectives import reduce as reduce
+from ._collectives import reduce_scatter as reduce_scatter
+from ._collectives import reduce_scatter_single as reduce_scatter_single
+from ._collectives import reduce_scatter_tensor as reduce_scatter_tensor
+from ._collectives_exchange import all_to_all as all_to_all
+from ._collectives_exchange import all_to_all_single as all_to_all_single
+from ._collectives_gather import all_gather as all_gather
+from ._collectives_gather import all_gather_into_tensor as all_gather_into_tensor
+from ._collectives_gather import all_gather_single as all_gather_single
+from ._collectives_gather import gather as gather
+from ._collectives_gather import scatter as scatter
 from ._errors import DistBackendError as DistBackendError
 from ._errors import DistError as DistError
 from ._errors import DistNetworkError as DistNetworkError
+from ._object_collectives import all_gather_object as all_gather_object
+from ._object_collectives import broadcast_object_list as broadcast_object_list
+from ._object_collectives import gather_object as gather_object
+from ._object_collectives import scatter_object_list as scatter_object_list
+from ._p2p import P2POp as P2POp
+from ._p2p import batch_isend_irecv as batch_isend_irecv
+from ._p2p import irecv as irecv
+from ._p2p import isend as isend
+from ._p2p import monitored_barrier as monitored_barrier
+from ._p2p import recv as recv
+from ._p2p import send as send
 from ._process_group import Backend as Backend
 from ._process_group import GroupMember as GroupMember
 from ._process_group import ProcessGroup as ProcessGroup
-from ._process_group import Work as Work
 from ._process_group import barrier as barrier
 from ._process_group import default_pg_timeout as default_pg_timeout
 from ._process_group import destroy_process_group as destroy_process_group
@@ -23,7 +46,17 @@ from ._process_group import is_available as is_available
 from ._process_group import is_initialized as is_initialized
 from ._process_group import new_group as new_group
 from ._rank_threads import run_ranks as run_ranks
+from ._reduce_op import ReduceOp as ReduceOp
+from ._reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
 from ._registrations import register as _register
+from ._subgroups import get_default_backend_for_device as get_default_backend_for_device
+from ._subgroups import is_backend_available as is_backend_available
+from ._subgroups import is_gloo_available as is_gloo_available
+from ._subgroups import is_mpi_available as is_mpi_available
+from ._subgroups import is_nccl_available as is_nccl_available
+from ._subgroups import new_subgroups as new_subgroups
+from ._subgroups import new_subgroups_by_enumeration as new_subgroups_by_enumeration
+from ._work import Work as Work
 from .device_mesh import DeviceMesh as DeviceMesh
 from .device_mesh import init_device_mesh as init_device_mesh
 

@@ -298,6 +298,12 @@ class Link:
             )
         return self._start
 
+    def own_address(self) -> str:
+        """The address of this process's host, as the other ranks' hosts reach it."""
+        assert self._line is not None
+        address: str = self._line.sock.getsockname()[0]
+        return address
+
     def meet(self, name: str, ranks: tuple[int, ...], timeout: float) -> None:
         """Block until all ``ranks`` have come to the meeting ``name`` (used once).
 

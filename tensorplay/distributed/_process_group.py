@@ -12,8 +12,11 @@ from typing import Any, Literal, Self
 from urllib.parse import parse_qsl, urlsplit
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from ._processes import Address, ProcessJob
+from ._work import Work
 from ._world import (
     DEFAULT_TIMEOUT,
     World,
@@ -74,6 +77,7 @@ class ProcessGroup:
         self.backend = backend
         self.timeout = timeout
         self._barriers = 0
+        self._jax_mesh: tuple[World, Mesh] | None = None  # for the world it was made in
 
     def rank(self) -> int:
         """This rank's place in the group, -1 if it is not a member."""
@@ -90,6 +94,16 @@ class ProcessGroup:
 
     def __repr__(self) -> str:
         return f"ProcessGroup({self.group_name!r}, ranks={list(self.ranks)}, {self.backend!r})"
+
+    @property
+    def jax_mesh(self) -> Mesh:
+        """The members' devices in group order, along the axis "ranks"."""
+        world = current_world()
+        if self._jax_mesh is None or self._jax_mesh[0] is not world:
+            devices = world.devices_of("cpu" if self.backend == Backend.GLOO else "xla")
+            mine = np.array([devices[rank] for rank in self.ranks], dtype=object)
+            self._jax_mesh = (world, Mesh(mine, ("ranks",)))
+        return self._jax_mesh[1]
 
     def next_barrier(self) -> str:
         """A name for the next barrier, equal on all members."""
@@ -118,22 +132,6 @@ class GroupMember(metaclass=_WorldMember):
 
 
 Group = ProcessGroup | Literal[-100] | None
-
-
-class Work:
-    """A collective in progress. Source: torch.distributed.Work."""
-
-    def __init__(self, future: concurrent.futures.Future[None]) -> None:
-        self._future = future
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until it is done; raises what the collective raised, TimeoutError after timeout."""
-        self._future.result(None if timeout is None else timeout.total_seconds())
-        return True
-
-    def is_completed(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._future.done()
 
 
 def is_available() -> bool:
@@ -228,7 +226,7 @@ def get_rank(group: Group = None) -> int:
     if group == GroupMember.NON_GROUP_MEMBER:
         return -1
     rank_asked()
-    return _group(group).rank()
+    return group_or_default(group).rank()
 
 
 def get_world_size(group: Group = None) -> int:
@@ -239,7 +237,7 @@ def get_world_size(group: Group = None) -> int:
     """
     if group == GroupMember.NON_GROUP_MEMBER:
         return -1
-    return _group(group).size()
+    return group_or_default(group).size()
 
 
 def get_backend(group: Group = None) -> str:
@@ -250,12 +248,12 @@ def get_backend(group: Group = None) -> str:
     """
     if group == GroupMember.NON_GROUP_MEMBER:
         raise ValueError("Invalid process group specified")
-    return _group(group).backend
+    return group_or_default(group).backend
 
 
 def get_process_group_ranks(group: ProcessGroup | None) -> list[int]:
     """The global ranks of ``group``'s members in group order. Source: torch.distributed."""
-    return list(_group(group).ranks)
+    return list(group_or_default(group).ranks)
 
 
 def get_group_rank(group: ProcessGroup, global_rank: int) -> int:
@@ -305,7 +303,7 @@ def new_group(
     Raises:
         ValueError: a rank is given twice or does not exist.
     """
-    default, world = _group(None), current_world()
+    default, world = group_or_default(None), current_world()
     members = _checked_members(ranks, world.world_size)
     name = f"ranks {members}" if use_local_synchronization else _next_name(world)
     chosen = default.backend if backend is None else _backend_of(backend)
@@ -337,7 +335,7 @@ def barrier(
     if group == GroupMember.NON_GROUP_MEMBER:
         warnings.warn("barrier called by a rank outside the group: nothing to do", stacklevel=2)
         return None
-    chosen, world = _group(group), current_world()
+    chosen, world = group_or_default(group), current_world()
     seconds = chosen.timeout if timeout is None else _seconds(timeout)
     name = chosen.next_barrier()
     if not async_op:
@@ -347,7 +345,7 @@ def barrier(
     threading.Thread(
         target=_fulfil, args=(future, world, chosen, name, seconds), daemon=True
     ).start()
-    return Work(future)
+    return Work(future.result, future.done)
 
 
 def default_backend(world: World) -> Backend:
@@ -387,7 +385,12 @@ def _default_group_or_none() -> ProcessGroup | None:
     return None if world is None else world.groups.get("")
 
 
-def _group(group: Group) -> ProcessGroup:
+def group_or_default(group: Group) -> ProcessGroup:
+    """``group`` itself, the default one for None.
+
+    Raises:
+        ValueError: before ``init_process_group``.
+    """
     default = _default_group_or_none()
     if default is None:
         raise ValueError(_NOT_INITIALIZED)

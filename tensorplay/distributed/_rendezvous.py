@@ -34,6 +34,20 @@ class _Arrival:
         self.error: BaseException | None = None
 
 
+class _Wait:
+    """One rank that waits for something that other ranks do."""
+
+    __slots__ = ("done", "endless", "needs", "what")
+
+    def __init__(
+        self, needs: tuple[int, ...], what: str, done: Callable[[], bool], endless: bool
+    ) -> None:
+        self.needs = needs
+        self.what = what
+        self.done = done
+        self.endless = endless
+
+
 class Rendezvous:
     """Where the ``world_size`` rank threads of one job meet.
 
@@ -47,6 +61,7 @@ class Rendezvous:
         self.failure: str | None = None
         self._changed = threading.Condition()
         self._arrivals: dict[int, _Arrival] = {}
+        self._waits: dict[int, _Wait] = {}
         self._finished: dict[int, str] = {}
         self._world_size = world_size
 
@@ -86,6 +101,52 @@ class Rendezvous:
         self._run(members, together, arrival, combine)
         return arrival.result
 
+    @property
+    def changed(self) -> threading.Condition:
+        """To be held while what a `wait_for` waits for is read or changed, and notified then."""
+        return self._changed
+
+    def wait_for(
+        self,
+        rank: int,
+        needs: tuple[int, ...],
+        what: str,
+        done: Callable[[], bool],
+        timeout: float | None = None,
+    ) -> bool:
+        """Wait until ``done()``, which other ranks bring about.
+
+        Args:
+            rank: the calling rank.
+            needs: ranks without which it cannot become true.
+            what: the call in words, for messages.
+            timeout: seconds after which to return False; None fails the job after its timeout.
+
+        Raises:
+            DistBackendError: the job has failed, or it can never become true.
+        """
+        deadline = time.monotonic() + (self.timeout if timeout is None else timeout)
+        with self._changed:
+            self._waits[rank] = _Wait(needs, what, done, timeout is None)
+            try:
+                return self._wait_until_done(self._waits[rank], deadline)
+            finally:
+                del self._waits[rank]
+
+    def _wait_until_done(self, wait: _Wait, deadline: float) -> bool:
+        while not wait.done():
+            self._fail_if_stuck()
+            self._raise_failure()
+            left = deadline - time.monotonic()
+            gone = not self._finished.keys().isdisjoint(wait.needs)
+            if not wait.endless and (left <= 0 or gone):
+                return False
+            if left <= 0:
+                self._fail(f"the ranks did not meet within {self.timeout:g} s")
+            else:
+                self._changed.wait(left)
+        return True
+
     def finish(self, rank: int, error: BaseException | None) -> int:
         """Record that ``rank`` has returned, or raised ``error``; fails whoever waits for it.
 
@@ -120,8 +181,9 @@ class Rendezvous:
     def _doing(self, rank: int) -> str:
         if rank in self._finished:
             return self._finished[rank]
-        if rank in self._arrivals:
-            return f"waits in {self._arrivals[rank].what}"
+        waiting = self._arrivals.get(rank) or self._waits.get(rank)
+        if waiting is not None:
+            return f"waits in {waiting.what}"
         return "is running"
 
     def _is_complete(self, members: tuple[int, ...]) -> bool:
@@ -175,12 +237,13 @@ class Rendezvous:
             self._raise_failure()
 
     def _fail_if_stuck(self) -> None:
-        waiting = {r: a for r, a in self._arrivals.items() if not a.started}
-        for arrival in waiting.values():
-            for member in arrival.members:
-                if member in self._finished:
+        waiting = {r: a.members for r, a in self._arrivals.items() if not a.started}
+        waiting |= {r: w.needs for r, w in self._waits.items() if w.endless and not w.done()}
+        for needs in waiting.values():
+            for needed in needs:
+                if needed in self._finished:
                     return self._fail(
-                        f"rank {member} {self._finished[member]} while others wait for it"
+                        f"rank {needed} {self._finished[needed]} while others wait for it"
                     )
         if waiting and len(waiting) + len(self._finished) == self._world_size:
             self._fail("the ranks wait for one another in different collectives")

@@ -9,6 +9,7 @@ one ``jax.Array``.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -283,13 +284,14 @@ class ShardedStorage(Storage):
     """The cell of a sharded tensor; ``array`` is this rank's padded piece.
 
     ``value`` is the ``Spread`` over all ranks (or a meta array): its global array is kept from one
-    use to the next.
+    use to the next. ``on_write`` is called after each write.
     """
 
-    __slots__ = ("layout", "value")
+    __slots__ = ("layout", "on_write", "value")
 
     def __init__(self, layout: ShardLayout, value: Any) -> None:
         self.layout, self.value, self.version = layout, value, 0
+        self.on_write: Callable[[], None] | None = None
 
     @property
     def array(self) -> Any:  # type: ignore[override]
@@ -301,6 +303,8 @@ class ShardedStorage(Storage):
             self.value = piece
         else:
             self.value = Spread.of_local(self.layout.jax_mesh, piece)
+        if self.on_write is not None:
+            self.on_write()
 
 
 def _pad_rows(rows: Any, dim: int, missing: int) -> Any:

@@ -218,7 +218,10 @@ def _launch_together(
         together = zip(*everyones, strict=True)
         # the default device is part of jit's cache key: equal on all ranks
         with jax.default_device(world.devices[0]), jax.enable_x64(True):
-            return program(*[_assemble_together(plan, values) for values in together])
+            outputs = program(*[_assemble_together(plan, values) for values in together])
+        for output in outputs:
+            output.addressable_data(0)  # takes the array apart, which threads must not do at once
+        return outputs
 
     name = getattr(program, "__name__", "a program")
     outputs = world.rendezvous.meet(

@@ -50,7 +50,13 @@ def exchange_and_gather(x: Any, axis: str, ranks: int) -> Any:
 
 
 def exchange_by_permutes(x: Any, axis: str, ranks: int) -> Any:
-    return ours.all_to_all_permutes(x.reshape(ranks, -1), axis, ranks)
+    rows = x.reshape(ranks, -1)
+    own, result = lax.axis_index(axis), rows
+    for step in range(1, ranks):
+        pairs = [(r, (r + step) % ranks) for r in range(ranks)]
+        received = lax.ppermute(jnp.take(rows, (own + step) % ranks, axis=0), axis, pairs)
+        result = result.at[(own - step) % ranks].set(received)
+    return result
 
 
 def gather_by_ring(x: Any, axis: str, ranks: int) -> Any:
@@ -96,15 +102,13 @@ FORMULATIONS: dict[str, dict[str, Formulation]] = {
     },
     "gather": {
         "all_gather": lambda x, axis, ranks: lax.all_gather(x, axis),
-        "permutes": lambda x, axis, ranks: ours.gather(x, axis, ranks, 0),
+        "permutes": lambda x, axis, ranks: ours.gather(x, axis, ranks, 0, gloo=True),
     },
     "scatter": {
         "all_to_all, index": lambda x, axis, ranks: lax.all_to_all(
             x.reshape(ranks, -1), axis, 0, 0
         )[0],
-        "permutes": lambda x, axis, ranks: ours.scatter(
-            list(x.reshape(ranks, -1)), axis, ranks, 0
-        ),
+        "permutes": lambda x, axis, ranks: ours.scatter(list(x.reshape(ranks, -1)), axis, ranks, 0),
     },
 }
 

@@ -86,7 +86,8 @@ def programs(step: Callable[[int], Any], ranks: int = 2) -> list[Program]:
     with captured() as found:
         on_ranks(ranks, step)
     distinct = {id(program): (program, arrays) for program, arrays in found}
-    assert len(found) == ranks * len(distinct)
+    launches = Counter(id(program) for program, _ in found)
+    assert all(count % ranks == 0 for count in launches.values())
     return [Program(program, arrays, ranks) for program, arrays in distinct.values()]
 
 
@@ -135,7 +136,7 @@ def test_given_whole_parameters_are_not_gathered() -> None:
 
 def test_a_gather_holds_every_parameter_of_its_group_once() -> None:
     forward, backward = programs(lm_step(reshard_after_forward=True))
-    block = 3 * 5 + 3 * 5 * 11 // 11 * 0 + (6 * 5 + 6) + (3 * 11 + 3) + 3 + 3 - 3 * 5
+    block = (3 + 3) + (6 * 5 + 6) + (3 * 11 + 3)  # norm, up, down: rows of rank 0
     root = 6 * 5 + 6 * 5 + 6
     sizes = sorted(size for size, _ in forward.gathers)
     assert sizes == sorted([root, block, block])
@@ -208,9 +209,9 @@ def test_without_gradient_sync_there_is_no_reduction() -> None:
         model.set_requires_gradient_sync(True)
         lm_loss(model, rank, 1).backward()
 
-    _, early, *rest = programs(step)
+    _, early, late = programs(step)
     assert early.counts["reduce_scatter"] == 0
-    assert rest[-1].counts["reduce_scatter"] == 3
+    assert late.counts["reduce_scatter"] == 3
 
 
 def test_an_unused_module_is_not_gathered_and_not_reduced() -> None:
@@ -333,7 +334,7 @@ def test_residuals_of_a_nested_model_hold_nothing_large_but_the_kept_root() -> N
         model = seeded(Deep)
         for layer in model.layers:
             fully_shard(layer)
-        fully_shard(model)(random(2, WIDTH)).sum().backward()
+        fully_shard(model)(random(2, WIDTH).requires_grad_()).sum().backward()
 
     forward, backward = programs(step)
     large = [size for size, _ in forward.outputs if size >= WIDTH * WIDTH // 2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._lax_collectives import ring_reduce_scatter
 from .._sharding import flatten_piece, from_chunks, piece_shape, to_chunks, unflatten_piece
 
 
@@ -157,7 +159,7 @@ def _reduce_scatter(spec: GroupSpec, flat: Any) -> Any:
     if spec.shard_size == 1:
         return flat[0]
     if spec.ring:
-        return _ring_reduce_scatter(flat, spec.shard_axis, spec.shard_size)
+        return ring_reduce_scatter(flat, spec.shard_axis, spec.shard_size, operator.add)
     return lax.psum_scatter(flat, spec.shard_axis, scatter_dimension=0, tiled=False)
 
 
@@ -166,17 +168,6 @@ def _all_reduce(spec: GroupSpec, row: Any) -> Any:
     if spec.replicate_axis is None or spec.replicate_size == 1:
         return row
     return lax.psum(row, spec.replicate_axis)
-
-
-def _ring_reduce_scatter(flat: Any, axis: str, ranks: int) -> Any:
-    """Rows travel once around the ring, each rank adding its own on the way."""
-    own = lax.axis_index(axis)
-    to_next = [(r, (r + 1) % ranks) for r in range(ranks)]
-    row = jnp.take(flat, (own - 1) % ranks, axis=0)
-    for step in range(2, ranks + 1):
-        row = lax.ppermute(row, axis, to_next)
-        row = row + jnp.take(flat, (own - step) % ranks, axis=0)
-    return row
 
 
 def _scaled(spec: GroupSpec, row: Any) -> Any:

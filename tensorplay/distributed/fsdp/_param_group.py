@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -148,6 +148,7 @@ class FSDPParamGroup:
             p.show(p.unsharded)
         self._sources = pieces
         self.state = ShardedState.UNSHARDED
+        self._on_write(self._wholes_are_stale)
 
     def to_sharded(self) -> None:
         """Shows the sharded parameters and frees the wholes."""
@@ -159,6 +160,16 @@ class FSDPParamGroup:
             p.unsharded = None
         self._sources = []
         self.state = ShardedState.SHARDED
+        self._on_write(None)
+
+    def _on_write(self, action: Callable[[], None] | None) -> None:
+        for p in self.params:
+            p.sharded._storage.on_write = action  # type: ignore[attr-defined]
+
+    def _wholes_are_stale(self) -> None:
+        """A step changed the shards: the wholes that modules show are of no use any more."""
+        if not self.is_current():
+            self.to_sharded()
 
     def trainable_flags(self) -> list[bool]:
         """For each parameter whether it requires grad."""

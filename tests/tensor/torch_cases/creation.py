@@ -116,7 +116,9 @@ def numpy_crossing(T):
         np.float64(2) * x, isinstance(x.numpy(), np.ndarray), T.tensor(n).dtype,
         np.stack([T.ones(2).numpy(), np.zeros(2)]).tolist(),
         str(T.zeros(1, dtype=T.int64).numpy().dtype),
-        T.from_numpy(n).tolist(), T.tensor([np.int64(3)]).dtype, x.new_tensor(n).dtype,
+        T.from_numpy(n).tolist(), T.tensor([np.int64(3)]).dtype, x.new_tensor(n).dtype, x + n,
+        x == n, x @ n, np.float64(2) * x, x - n.astype(np.float64), refused_with(lambda: n * x),
+        refused_with(lambda: x + [1]), np.exp(x * 0),
     ]  # fmt: skip
 
 
