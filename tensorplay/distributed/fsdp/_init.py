@@ -94,8 +94,9 @@ def owners_of_parameters(
             full = f"{prefix}.{name}" if prefix else name
             shard = param if param._stands_for is None else param._stands_for
             if shard._layout is not None:
+                owned = shard.__dict__.get("_fsdp_name", full)
                 raise RuntimeError(
-                    f"the parameter {shard.__dict__.get('_fsdp_name', full)!r} belongs to the group of a fully_shard call on a "
+                    f"the parameter {owned!r} belongs to the group of a fully_shard call on a "
                     "module above. Apply fully_shard bottom-up: children first, then the modules "
                     "that contain them"
                 )
