@@ -7,13 +7,14 @@ lazily, which is how a parameter is gathered just before its first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import Jaxpr, Literal, Var
 
 Thunk = Callable[[], Any]
+Handler = Callable[[Any, list[Any]], None]
 
 
 def per_rank_program(
@@ -105,12 +106,19 @@ class Evaluation:
         program: what to evaluate.
         inputs: a value for each input; ``Thunk`` objects in ``lazy`` take precedence.
         lazy: input position to a function that makes the value at its first use.
+        handlers: by name of a primitive, a function of (equation, input values) that is called in
+            its place; the equation's results are its inputs.
     """
 
     def __init__(
-        self, program: Jaxpr, inputs: Sequence[Any], lazy: dict[int, Thunk] | None = None
+        self,
+        program: Jaxpr,
+        inputs: Sequence[Any],
+        lazy: dict[int, Thunk] | None = None,
+        handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         self.program = program
+        self._handlers = handlers or {}
         self._lazy = {program.invars[i]: thunk for i, thunk in (lazy or {}).items()}
         self._values = {
             v: x
@@ -147,6 +155,11 @@ class Evaluation:
 
     def _apply(self, eqn: Any) -> None:
         inputs = [self.value(v) for v in eqn.invars]
+        handler = self._handlers.get(eqn.primitive.name)
+        if handler is not None:
+            handler(eqn, inputs)
+            self._values.update(zip(eqn.outvars, inputs, strict=True))
+            return
         params = eqn.primitive.get_bind_params(eqn.params)
         with eqn.ctx.manager:
             results = eqn.primitive.bind(*inputs, **params)

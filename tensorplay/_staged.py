@@ -275,6 +275,10 @@ class Tracing:
         if self._shown[group] == 1:
             group.show_traced(self._wholes[group])
 
+    def number_of(self, group: Any) -> int:
+        """The position of ``group`` among the groups of the call."""
+        return list(self.groups).index(group)
+
     def hide(self, group: Any) -> None:
         """The modules of ``group`` show its shards again."""
         self._shown[group] -= 1

@@ -251,8 +251,16 @@ class CompiledCalls:
             if group.state is ShardedState.UNSHARDED and not group.is_current():
                 group.to_sharded()
             given = group.state is ShardedState.UNSHARDED
-            trainable = tuple(group.trainable())
-            uses.append(GroupUse(group.spec, given, group in keeps, trainable))
+            uses.append(
+                GroupUse(
+                    group.spec,
+                    given,
+                    group in keeps,
+                    tuple(group.trainable()),
+                    _positions(group.forward_prefetch, groups),
+                    _positions(group.backward_prefetch, groups),
+                )
+            )
         plan = self._plan(staged, tuple(uses))
         call = _Call(self, staged, plan, groups, arguments, entry.outside())
         return call.forward(handed)
@@ -543,6 +551,13 @@ class CompiledNode(Node):
         if self.call is not None:
             self.call.release()
             self.call = None
+
+
+def _positions(
+    chosen: list[FSDPParamGroup] | None, groups: list[FSDPParamGroup]
+) -> tuple[int, ...] | None:
+    """Where the chosen groups are among those of a call."""
+    return None if chosen is None else tuple(groups.index(g) for g in chosen if g in groups)
 
 
 def _writes_argument(entry: Entry, tensors: list[Tensor]) -> bool:

@@ -100,6 +100,28 @@ class FSDPModule:
         for group in self._groups(recurse):
             group.reshard_after_backward = reshard_after_backward
 
+    def set_modules_to_forward_prefetch(self, modules: Sequence[FSDPModule]) -> None:
+        """The modules whose gathers are issued when this module's forward starts.
+
+        By default that of the FSDP module that runs next; an empty list gathers nothing ahead.
+
+        Raises:
+            ValueError: one of ``modules`` is not an FSDP module.
+        """
+        for group in self._groups(recurse=False):
+            group.forward_prefetch = _groups_of(modules)
+
+    def set_modules_to_backward_prefetch(self, modules: Sequence[FSDPModule]) -> None:
+        """The modules whose gathers are issued when this module's backward starts.
+
+        By default that of the FSDP module whose backward comes next.
+
+        Raises:
+            ValueError: one of ``modules`` is not an FSDP module.
+        """
+        for group in self._groups(recurse=False):
+            group.backward_prefetch = _groups_of(modules)
+
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
     ) -> None:
@@ -154,6 +176,16 @@ class FSDPModule:
     def _groups(self, recurse: bool) -> list[FSDPParamGroup]:
         found = (state.group for state in self._states(recurse))
         return list(dict.fromkeys(g for g in found if g is not None))
+
+
+def _groups_of(modules: Sequence[Any]) -> list[FSDPParamGroup]:
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(
+                f"expected modules that fully_shard was applied to, got {type(module).__name__}"
+            )
+    found = (module._fsdp_state.group for module in modules)
+    return [group for group in found if group is not None]
 
 
 def _require_bool(name: str, value: Any) -> None:

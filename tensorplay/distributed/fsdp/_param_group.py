@@ -50,6 +50,8 @@ class FSDPParamGroup:
         partial: pieces kept that way, by position in ``params``.
         reshard_after_backward: show the shards again when backward is through.
         reduce_unused: give parameters that no gradient reached a gradient of zeros.
+        forward_prefetch, backward_prefetch: groups to gather ahead when this one is entered; None
+            for the next one.
         divide_factor: the ranks' summed gradients are divided by it; None is their number.
     """
 
@@ -66,6 +68,8 @@ class FSDPParamGroup:
         self.requires_all_reduce = True
         self.reshard_after_backward = True
         self.reduce_unused = False
+        self.forward_prefetch: list[FSDPParamGroup] | None = None
+        self.backward_prefetch: list[FSDPParamGroup] | None = None
         self.divide_factor: float | None = None
         self.unreduced: dict[int, Spread] = {}
         self.partial: dict[int, Spread] = {}

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from ..._program import Evaluation, Thunk, dependencies, depends
+from ..._program import Evaluation, Handler, Thunk, dependencies, depends
 from ..._staged import StagedCall
 from .._sharding import per_rank_jit
 from ._collectives import GroupSpec, gather
 from ._reduction import GroupReduction
+from ._schedule import ENTER, ENTER_BACKWARD, MARK, depending_on, gathers_at_entry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +36,16 @@ class GroupUse:
         given: forward takes the whole parameters as inputs, in place of the pieces.
         kept: the whole parameters stay after forward; backward takes them as inputs.
         trainable: positions of the parameters that require grad.
+        forward_prefetch, backward_prefetch: groups to gather ahead when this one is entered; None
+            for the next one.
     """
 
     spec: GroupSpec
     given: bool
     kept: bool
     trainable: tuple[int, ...]
+    forward_prefetch: tuple[int, ...] | None = None
+    backward_prefetch: tuple[int, ...] | None = None
 
 
 class Plan:
@@ -91,29 +96,14 @@ class Plan:
             start += size
         return spans
 
-    def _lazy_wholes(self, arrays: list[list[Any]], have: Callable[[int], bool]) -> Any:
-        """Values or thunks for the whole parameters, gathering a group at its first use."""
-        gathered: dict[int, list[Any]] = {}
+    def _wholes(self, arrays: list[list[Any]], have: Callable[[int], bool]) -> _Wholes:
+        """The whole parameters, from the arrays of each group: wholes where ``have``, or pieces."""
+        return _Wholes(self.uses, self._spans(), arrays, have)
 
-        def thunk(group: int, index: int) -> Callable[[], Any]:
-            def whole() -> Any:
-                if group not in gathered:
-                    gathered[group] = gather(self.uses[group].spec, arrays[group])
-                return gathered[group][index]
-
-            return whole
-
-        values: list[Any] = [None] * self.num_wholes
-        lazy: dict[int, Any] = {}
-        for g, (start, stop) in enumerate(self._spans()):
-            for i in range(start, stop):
-                if not arrays[g]:
-                    continue
-                if have(g):
-                    values[i] = arrays[g][i - start]
-                else:
-                    lazy[i] = thunk(g, i - start)
-        return values, lazy
+    def _entries(self) -> list[int]:
+        """Groups in the order in which forward enters them."""
+        marks = (e for e in self.staged.forward.eqns if e.primitive.name == MARK)
+        return list(dict.fromkeys(e.params["group"] for e in marks if e.params["place"] == ENTER))
 
     def _forward(self, *inputs: Any) -> list[Any]:
         """(pieces or wholes of each group, the other inputs of forward) to (output values, written
@@ -122,13 +112,15 @@ class Plan:
         The random state is left out where nothing is drawn."""
         rest = list(inputs)
         arrays = [[rest.pop(0) for _ in range(size)] for size in self.sizes]
-        values, lazy = self._lazy_wholes(arrays, lambda g: self.uses[g].given)
+        wholes = self._wholes(arrays, lambda g: self.uses[g].given)
         others = self.staged.forward.invars[self.num_wholes :]
         if not self.staged.draws:
             rest.append(jnp.zeros(4, jnp.uint32))
         rest += self.staged.constants
         rest = [_unpacked(x, v) for x, v in zip(rest, others, strict=True)]
-        evaluation = Evaluation(self.staged.forward, [*values, *rest], lazy)
+        explicit = {g: u.forward_prefetch for g, u in enumerate(self.uses)}
+        handlers = wholes.issue_at(ENTER, self._entries(), explicit)
+        evaluation = Evaluation(self.staged.forward, [*wholes.values, *rest], wholes.lazy, handlers)
         outputs = evaluation.run()
         results = outputs[: self.staged.num_values + len(self.staged.written)]
         results += [evaluation.value(v) for v in self.kept]
@@ -148,6 +140,63 @@ class Plan:
     ) -> Backward:
         """The backward program for gradients of output arrays ``present``."""
         return Backward(self, present, reductions, shown)
+
+
+class _Wholes:
+    """The whole parameters inside one program: given, or gathered once per group.
+
+    Attributes:
+        values: for each whole parameter its array, where it is given.
+        lazy: for each of the others a function that gathers its group at first use.
+    """
+
+    def __init__(
+        self,
+        uses: Sequence[GroupUse],
+        spans: list[tuple[int, int]],
+        arrays: list[list[Any]],
+        have: Callable[[int], bool],
+    ) -> None:
+        self._uses, self._arrays = uses, arrays
+        self._gathered: dict[int, list[Any]] = {}
+        self.values: list[Any] = [None] * (spans[-1][1] if spans else 0)
+        self.lazy: dict[int, Thunk] = {}
+        self._missing: set[int] = set()
+        for g, (start, stop) in enumerate(spans):
+            if not arrays[g]:
+                continue
+            if have(g):
+                self.values[start:stop] = arrays[g]
+                continue
+            self._missing.add(g)
+            for i in range(start, stop):
+                self.lazy[i] = functools.partial(self._whole, g, i - start)
+
+    def _whole(self, group: int, index: int) -> Any:
+        self._gather(group, None)
+        return self._gathered[group][index]
+
+    def _gather(self, group: int, token: Any) -> None:
+        if group in self._gathered or group not in self._missing:
+            return
+        pieces = self._arrays[group]
+        if token is not None:
+            pieces = [depending_on(piece, token) for piece in pieces]
+        self._gathered[group] = gather(self._uses[group].spec, pieces)
+
+    def issue_at(
+        self, place: str, entries: Sequence[int], explicit: Mapping[int, Any]
+    ) -> Mapping[str, Handler]:
+        """What to do at marks: at ``place`` of a group, gather what the schedule lists there."""
+        listed = {g: ahead for g, ahead in explicit.items() if ahead is not None}
+        order = gathers_at_entry(entries, listed)
+
+        def on_mark(equation: Any, values: list[Any]) -> None:
+            if equation.params["place"] == place:
+                for group in order.get(equation.params["group"], ()):
+                    self._gather(group, values[0])
+
+        return {MARK: on_mark}
 
 
 class Backward:
@@ -220,12 +269,25 @@ class Backward:
         given = self.pull_back.invars[len(staged.residuals) :]
         cotangents = [_unpacked(rest.pop(0), v) for v in given]
         waiting = [[rest.pop(0) for _ in (*r.waiting, *r.partial)] for r in self.reductions]
-        values, lazy = plan._lazy_wholes(arrays, lambda g: plan.uses[g].kept)
-        forward = Evaluation(staged.forward, [*values, *others[plan.num_wholes :]], lazy)
-        return self._pull_back(forward, kept, cotangents, waiting)
+        wholes = plan._wholes(arrays, lambda g: plan.uses[g].kept)
+        forward = Evaluation(
+            staged.forward,
+            [*wholes.values, *others[plan.num_wholes :]],
+            wholes.lazy,
+            {MARK: lambda equation, values: None},
+        )
+        explicit = {g: u.backward_prefetch for g, u in enumerate(plan.uses)}
+        entries = [g for g in reversed(plan._entries()) if g in plan.needed_groups]
+        handlers = wholes.issue_at(ENTER_BACKWARD, entries, explicit)
+        return self._pull_back(forward, kept, cotangents, waiting, handlers)
 
     def _pull_back(
-        self, forward: Evaluation, kept: Any, cotangents: list[Any], waiting: list[list[Any]]
+        self,
+        forward: Evaluation,
+        kept: Any,
+        cotangents: list[Any],
+        waiting: list[list[Any]],
+        handlers: Mapping[str, Handler],
     ) -> list[Any]:
         residuals = self.plan.staged.residuals
         values = [kept.get(v) if not isinstance(v, Literal) else v.val for v in residuals]
@@ -234,7 +296,7 @@ class Backward:
             for i, v in enumerate(residuals)
             if not isinstance(v, Literal) and v not in kept
         }
-        evaluation = Evaluation(self.pull_back, [*values, *cotangents], lazy)
+        evaluation = Evaluation(self.pull_back, [*values, *cotangents], lazy, handlers)
         reduced: dict[int, list[Any]] = {}
         todo = self._gradients_to_come()
 

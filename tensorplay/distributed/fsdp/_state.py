@@ -16,6 +16,7 @@ from ...nn._module import Module
 from ._api import MixedPrecisionPolicy
 from ._mesh import DataParallelMesh
 from ._param_group import FSDPParamGroup, ShardedState
+from ._schedule import ENTER, LEAVE, mark
 
 
 class FSDPState:
@@ -107,10 +108,24 @@ class FSDPState:
         if self.group is not None:
             thread.trace.owner.show(self.group)
         try:
-            return self._run_body(run, args, kwargs)
+            self._mark(ENTER, (args, kwargs))
+            out = self._run_body(run, args, kwargs)
+            self._mark(LEAVE, out)
+            return out
         finally:
             if self.group is not None:
                 thread.trace.owner.hide(self.group)
+
+    def _mark(self, place: str, value: Any) -> None:
+        """Marks the first floating tensor inside ``value``, else the first tensor."""
+        if self.group is None:
+            return
+        trace = thread.trace
+        tensors = [t for t in flatten(value)[0] if not trace.is_outside(t)]
+        floating = [t for t in tensors if t.is_floating_point()]
+        for tensor in (floating or tensors)[:1]:
+            storage = tensor._storage
+            storage.array = mark(storage.array, place, trace.owner.number_of(self.group))
 
     def run_eagerly(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """One forward as plain Python: gather, run, free."""
