@@ -10,10 +10,7 @@ part of every parameter and trains on its own part of the batch.
 
 import argparse
 import math
-import multiprocessing
-import multiprocessing.connection
 import random
-import signal
 import socket
 import sys
 import sysconfig
@@ -28,6 +25,7 @@ import tensorplay.distributed as dist
 import tensorplay.nn as nn
 import tensorplay.nn.functional as F
 from tensorplay.distributed.fsdp import fully_shard
+from tensorplay.multiprocessing import spawn
 
 # --- the model -----------------------------------------------------------------------------------
 
@@ -251,37 +249,7 @@ def load(
     return int(checkpoint["step"])
 
 
-# --- processes -----------------------------------------------------------------------------------
-
-
-def launch(args: argparse.Namespace) -> int:
-    """Runs each rank in a process and ends them all when one fails. Returns the exit status."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=train, args=(r, port, args)) for r in range(args.nproc)]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the processes inherit
-    try:
-        for process in ranks:
-            process.start()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        running = ranks
-        while running and not any(p.exitcode for p in ranks):
-            multiprocessing.connection.wait([p.sentinel for p in running])
-            running = [p for p in running if p.is_alive()]
-        return int(any(p.exitcode for p in ranks))
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        started = [p for p in ranks if p.pid is not None]
-        for process in started:
-            process.terminate()
-        for process in started:
-            process.join()
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -303,11 +271,15 @@ def main() -> int:
     add("--eval-batches", type=int, default=64, help="batches for the final held-out figure")
     add("--sample", type=int, default=400, help="bytes of text to draw at the end")
     args = parser.parse_args()
-    if args.nproc > 1:
-        return launch(args)
-    train(0, None, args)
-    return 0
+    if args.nproc == 1:
+        return train(0, None, args)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    try:
+        spawn(train, args=(port, args), nprocs=args.nproc)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

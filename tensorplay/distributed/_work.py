@@ -44,6 +44,7 @@ class Work:
         except Exception as error:
             self._error = error
             raise
+        self._error = None
         return True
 
     def is_completed(self) -> bool:
@@ -51,11 +52,11 @@ class Work:
         return self._is_done()
 
     def is_success(self) -> bool:
-        """Whether it is done, and `wait` has not raised."""
+        """Whether it is done, and the last `wait` has not raised."""
         return self._is_done() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What `wait` raised."""
+        """What the last `wait` raised."""
         return self._error
 
     def synchronize(self) -> None:

@@ -279,7 +279,7 @@ def test_ops_refuse_dtypes(
 @ranks(2)
 def test_bad_arguments(rank: int) -> None:
     x = tp.zeros(4)
-    with pytest.raises(TypeError, match="Expected parameter `tensor` of type tensorplay.Tensor"):
+    with pytest.raises(TypeError, match=r"Expected parameter `tensor` of type tensorplay\.Tensor"):
         dist.all_reduce([x])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="op must be a ReduceOp"):
         dist.all_reduce(x, "sum")  # type: ignore[arg-type]
@@ -291,13 +291,13 @@ def test_bad_arguments(rank: int) -> None:
         dist.broadcast(x, 0, group_src=0)
     with pytest.raises(RuntimeError, match="No backend type associated with device type meta"):
         dist.all_reduce(tp.zeros(2, device="meta"))
-    with pytest.raises(ValueError, match="same size as output size times world size.*float32"):
+    with pytest.raises(ValueError, match=r"same size as output size times world size.*float32"):
         dist.reduce_scatter_tensor(x, x)
     with pytest.raises(TypeError, match="must have the same type"):
         dist.reduce_scatter_tensor(tp.zeros(2, dtype=tp.int32), x)
     with pytest.raises(ValueError, match="expected 2, got 1"):
         dist.reduce_scatter(x, [x])
-    with pytest.raises(ValueError, match="different dtypes: Found .*float32 and .*int64"):
+    with pytest.raises(ValueError, match=r"different dtypes: Found .*float32 and .*int64"):
         dist.reduce_scatter(x, [x, tp.zeros(4, dtype=tp.int64)])
 
 

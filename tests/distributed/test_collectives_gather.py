@@ -71,6 +71,21 @@ def test_all_kinds_of_shapes(rank: int, shape: tuple[int, ...]) -> None:
             check(gathered[of], values(of, shape))
 
 
+@ranks(2)
+def test_gathering_of_two(rank: int) -> None:
+    x = values(rank, (2, 2))
+    outputs = [zeros((2, 2)) for _ in range(2)]
+    dist.all_gather(outputs, x)
+    check(outputs[1], values(1, (2, 2)))
+    uneven = [zeros((1,)), zeros((4,))]
+    dist.all_gather(uneven, values(rank, (1 + 3 * rank,)))
+    check(uneven[1], values(1, (4,)))
+    dist.gather(x, outputs if rank == 1 else None, dst=1)
+    check(outputs[0], values(0, (2, 2)))
+    dist.scatter(x, outputs if rank == 1 else None, src=1)
+    check(x, values(rank, (2, 2)))
+
+
 @ranks(3)
 def test_all_gather_of_different_sizes(rank: int) -> None:
     shapes: list[tuple[int, ...]] = [(2, 2), (0,), (3,)]

@@ -393,7 +393,8 @@ class _Call:
             for g, use, pieces in zip(self.groups, self.plan.uses, self.pieces, strict=True)
             for x in (_wholes(g) if use.given else pieces)
         ]
-        outputs = launch(self.mesh, self.plan.forward, [*parameters, *self.inputs])
+        inputs = [*parameters, *self.inputs, _zero()]
+        outputs = launch(self.mesh, self.plan.forward, inputs)
         return self._take(outputs, handed)
 
     def _random_input(self) -> Any:
@@ -453,6 +454,7 @@ class _Call:
         arguments += [_input(g._read()) for g in grads if g is not None]
         for group, how in zip(self.groups, reductions, strict=True):
             arguments += group.take_waiting(how)
+        arguments.append(_zero())
         outputs = launch(self.mesh, program.program, arguments)
         for group in self.groups:
             if group.reshard_after_backward:
@@ -592,6 +594,12 @@ def _input(array: Any) -> Any:
 def _output(array: Any, aval: Any) -> Any:
     """Takes that dim away again."""
     return _without_dim(array) if len(aval.shape) == 0 else array
+
+
+def _zero() -> Any:
+    """The zero that XLA does not know of; see ``depending_on``."""
+    device = current_world().device
+    return shared_program(("zero", device), lambda: jax.device_put(np.zeros(1, np.uint32), device))
 
 
 _with_dim = jax.jit(lambda a: a.reshape(1))

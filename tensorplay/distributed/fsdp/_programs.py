@@ -96,9 +96,9 @@ class Plan:
             start += size
         return spans
 
-    def _wholes(self, arrays: list[list[Any]], have: Callable[[int], bool]) -> _Wholes:
+    def _wholes(self, arrays: list[list[Any]], have: Callable[[int], bool], zero: Any) -> _Wholes:
         """The whole parameters, from the arrays of each group: wholes where ``have``, or pieces."""
-        return _Wholes(self.uses, self._spans(), arrays, have)
+        return _Wholes(self.uses, self._spans(), arrays, have, zero)
 
     def _entries(self) -> list[int]:
         """Groups in the order in which forward enters them."""
@@ -109,10 +109,11 @@ class Plan:
         """(pieces or wholes of each group, the other inputs of forward) to (output values, written
         values, kept residuals, wholes of the groups that keep and were not given).
 
-        The random state is left out where nothing is drawn."""
-        rest = list(inputs)
+        The random state is left out where nothing is drawn. Last comes the zero that
+        ``depending_on`` needs."""
+        *rest, zero = inputs
         arrays = [[rest.pop(0) for _ in range(size)] for size in self.sizes]
-        wholes = self._wholes(arrays, lambda g: self.uses[g].given)
+        wholes = self._wholes(arrays, lambda g: self.uses[g].given, zero)
         others = self.staged.forward.invars[self.num_wholes :]
         if not self.staged.draws:
             rest.append(jnp.zeros(4, jnp.uint32))
@@ -156,8 +157,9 @@ class _Wholes:
         spans: list[tuple[int, int]],
         arrays: list[list[Any]],
         have: Callable[[int], bool],
+        zero: Any,
     ) -> None:
-        self._uses, self._arrays = uses, arrays
+        self._uses, self._arrays, self._zero = uses, arrays, zero
         self._gathered: dict[int, list[Any]] = {}
         self.values: list[Any] = [None] * (spans[-1][1] if spans else 0)
         self.lazy: dict[int, Thunk] = {}
@@ -179,9 +181,10 @@ class _Wholes:
     def _gather(self, group: int, token: Any) -> None:
         if group in self._gathered or group not in self._missing:
             return
-        pieces = self._arrays[group]
+        pieces = list(self._arrays[group])
         if token is not None:
-            pieces = [depending_on(piece, token) for piece in pieces]
+            smallest = min(range(len(pieces)), key=lambda i: pieces[i].size or float("inf"))
+            pieces[smallest] = depending_on(pieces[smallest], token, self._zero)
         self._gathered[group] = gather(self._uses[group].spec, pieces)
 
     def issue_at(
@@ -204,8 +207,8 @@ class Backward:
 
     Attributes:
         program: takes pieces (or kept wholes) of ``plan.needed_groups``, forward inputs
-            ``plan.reused``, the kept and the returned residuals, the gradients, and what earlier
-            backwards left waiting; returns what ``outputs`` lists.
+            ``plan.reused``, the kept and the returned residuals, the gradients, what earlier
+            backwards left waiting, and a zero; returns what ``outputs`` lists.
         outputs: ("piece", group, i) for a reduced gradient, ("partial", group, i) for one not yet
             summed over the replicas, ("whole", group, i) for one kept on this rank, ("input",
             position) for the gradient of another input of forward, ("parameter", group, i) for a
@@ -257,7 +260,8 @@ class Backward:
         return self.reductions[group].indices(self.of_group[group], trainable)
 
     def _run(self, *inputs: Any) -> list[Any]:
-        plan, staged, rest = self.plan, self.plan.staged, list(inputs)
+        plan, staged = self.plan, self.plan.staged
+        *rest, zero = inputs
         arrays: list[list[Any]] = [[] for _ in plan.uses]
         for g in plan.needed_groups:
             arrays[g] = [rest.pop(0) for _ in range(plan.sizes[g])]
@@ -269,7 +273,7 @@ class Backward:
         given = self.pull_back.invars[len(staged.residuals) :]
         cotangents = [_unpacked(rest.pop(0), v) for v in given]
         waiting = [[rest.pop(0) for _ in (*r.waiting, *r.partial)] for r in self.reductions]
-        wholes = plan._wholes(arrays, lambda g: plan.uses[g].kept)
+        wholes = plan._wholes(arrays, lambda g: plan.uses[g].kept, zero)
         forward = Evaluation(
             staged.forward,
             [*wholes.values, *others[plan.num_wholes :]],

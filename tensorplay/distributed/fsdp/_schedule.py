@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -52,9 +54,31 @@ def mark(value: Any, place: str, group: int) -> Any:
     return _mark_p.bind(value, place=place, group=group)
 
 
-def depending_on(value: Any, token: Any) -> Any:
-    """``value``, which XLA may not compute before ``token``."""
-    return lax.optimization_barrier((value, token))[0]
+def depending_on(value: Any, token: Any, zero: Any) -> Any:
+    """``value``, bit for bit, which XLA cannot compute before ``token``.
+
+    XLA:CPU drops optimization barriers before it schedules, so the dependency is one of data: a bit
+    of the token, masked by ``zero``, is or-ed into the value.
+
+    Args:
+        zero: uint32[1] that is 0, as an input of the program, so that XLA does not know.
+    """
+    if token.size == 0 or value.size == 0:
+        return value
+    nothing = (_bits(token.reshape(-1)[:1]).astype(np.uint32) & zero)[0]
+    if value.dtype == np.bool_:
+        return value | (nothing != 0)
+    bits = _bits(value)
+    return lax.bitcast_convert_type(bits | nothing.astype(bits.dtype), value.dtype)
+
+
+def _bits(value: Any) -> Any:
+    """The value's bits as unsigned integers of its width."""
+    if value.dtype == np.bool_:
+        return value.astype(np.uint8)
+    if jnp.issubdtype(value.dtype, np.complexfloating):
+        value = value.real
+    return lax.bitcast_convert_type(value, np.dtype(f"uint{8 * value.dtype.itemsize}"))
 
 
 def _transpose(cotangent: Any, _: Any, *, place: str, group: int) -> list[Any]:
