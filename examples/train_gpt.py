@@ -138,11 +138,11 @@ def train(rank: int, port: int | None, args: argparse.Namespace) -> None:
         schedule.step()
         losses.append(loss.detach())
         if step % args.log_every == 0 or step == last:
-            mean = sum(x.item() for x in losses) / len(losses)
+            mean = mean_over_ranks(losses)
             seconds = (time.perf_counter() - clock) / len(losses)
             speed = ranks * args.batch * args.length / seconds
             minutes, rest = divmod(round((args.steps - step) * seconds), 60)
-            held_out = held_out_loss(model, held_out_text, args, 8)
+            held_out = held_out_loss(model, held_out_text, rank, args, 4)
             if rank == 0:
                 print(
                     f"step {step:>5}/{args.steps}  loss {mean:.4f}  held-out {held_out:.4f}  "
@@ -153,7 +153,7 @@ def train(rank: int, port: int | None, args: argparse.Namespace) -> None:
         if args.out and (step % args.save_every == 0 or step == last):
             save(args.out, rank, step, model, optimizer, schedule)
 
-    bits = held_out_loss(model, held_out_text, args, args.eval_batches) / math.log(2)
+    bits = held_out_loss(model, held_out_text, rank, args, args.eval_batches) / math.log(2)
     sample = generate(model, held_out_text[: args.length], args.sample)
     if rank == 0:
         print(f"held-out text: {bits:.3f} bits per byte")
@@ -170,17 +170,29 @@ def lr_factor(step: int, steps: int) -> float:
     return 0.55 + 0.45 * math.cos(math.pi * (step - warmup) / (steps - warmup))
 
 
-def held_out_loss(model: nn.Module, text: np.ndarray, args: argparse.Namespace, n: int) -> float:
-    """Mean loss over ``n`` batches spread evenly over the text, the same ones on every rank."""
-    starts = np.linspace(0, len(text) - args.length - 1, n * args.batch).astype(int)
+def held_out_loss(
+    model: nn.Module, text: np.ndarray, rank: int, args: argparse.Namespace, batches: int
+) -> float:
+    """Mean loss over ``batches`` on each rank, from places spread evenly over the text."""
+    size = args.nproc * batches * args.batch
+    starts = np.linspace(0, len(text) - args.length - 1, size).astype(int)
+    losses = []
     model.eval()
     with tp.no_grad():
-        losses = []
-        for part in np.split(starts, n):
+        for part in np.split(starts[rank :: args.nproc], batches):
             inputs, targets = batch_at(text, part, args.length)
             losses.append(F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()))
     model.train()
-    return sum(loss.item() for loss in losses) / n
+    return mean_over_ranks(losses)
+
+
+def mean_over_ranks(values: list[tp.Tensor]) -> float:
+    """The mean of the values of all ranks, equally many on each."""
+    mean = tp.stack(values).mean()
+    if dist.is_initialized():
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+    return mean.item()
 
 
 def generate(model: nn.Module, prompt: np.ndarray, count: int) -> str:
@@ -268,7 +280,7 @@ def main() -> None:
     add("--seed", type=int, default=0)
     add("--log-every", type=int, default=50)
     add("--save-every", type=int, default=250)
-    add("--eval-batches", type=int, default=64, help="batches for the final held-out figure")
+    add("--eval-batches", type=int, default=32, help="per rank, for the final held-out figure")
     add("--sample", type=int, default=400, help="bytes of text to draw at the end")
     args = parser.parse_args()
     if args.nproc == 1:

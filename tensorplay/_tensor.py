@@ -181,11 +181,13 @@ class Tensor:
         return len(self._array_shape())
 
     def dim(self) -> int:
+        """The number of dims."""
         return len(self._array_shape())
 
     ndimension = dim
 
     def size(self, dim: int | None = None) -> Any:
+        """The shape, or the size of one dim."""
         shape = self.shape
         if dim is None:
             return shape
@@ -209,6 +211,7 @@ class Tensor:
         return _views.layout(self._storage.array.shape, self._chain or ())[2]
 
     def is_contiguous(self) -> bool:
+        """Whether elements lie in row-major order without gaps."""
         return self._chain is None or _views.is_contiguous(self._array_shape(), self._strides())
 
     @property
@@ -248,6 +251,7 @@ class Tensor:
         return self.dtype.itemsize
 
     def element_size(self) -> int:
+        """Bytes per element."""
         return self.dtype.itemsize
 
     @property
@@ -255,9 +259,11 @@ class Tensor:
         return self.numel() * self.itemsize
 
     def is_floating_point(self) -> bool:
+        """Whether the dtype is floating."""
         return self.dtype.is_floating_point
 
     def is_complex(self) -> bool:
+        """Whether the dtype is complex."""
         return self.dtype.is_complex
 
     def is_inference(self) -> bool:
@@ -269,6 +275,7 @@ class Tensor:
         return bool(self)
 
     def is_signed(self) -> bool:
+        """Whether the dtype has negative values."""
         return self.dtype.is_signed
 
     def get_device(self) -> int:
@@ -464,6 +471,7 @@ class Tensor:
         self._requires_grad = bool(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Sets ``requires_grad`` and returns the tensor."""
         self.requires_grad = requires_grad
         return self
 
@@ -527,6 +535,7 @@ class Tensor:
         return self._alias()
 
     def detach_(self) -> Tensor:
+        """Takes the tensor out of the graph, in place."""
         if self._base is not None:
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         self._grad_fn, self._requires_grad, self._output_nr = None, False, 0

@@ -8,7 +8,7 @@ place. A chain also tells torch's strides, which decide what ``view`` accepts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 

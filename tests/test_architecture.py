@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "tensorplay"
 # a longer name says otherwise. A module imports from lower layers; within a layer, from the same
 # name only, and without cycles.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_version", "_attached", "_state", "_profile"),  # thread state: grad mode, trace, dtype
+    ("_version", "_state", "_profile", "multiprocessing"),  # _state: grad mode, trace, dtype
     ("_dtypes",),
     ("_device", "_graph", "_views", "_printing"),  # the engine knows no op
     ("_tensor",),  # the only crossing between tensors and jax arrays
@@ -26,10 +26,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_serialization", "nn", "optim", "testing", "utils"),
     ("_freeze",),
     ("_guards",),  # what of Python a trace has read
-    ("func", "_staged"),  # a module call as a pair of programs
+    ("_staged",),  # a module call as a pair of programs
     ("distributed",),
-    ("distributed.fsdp", "distributed.checkpoint"),
-    ("distributed.__init__",),
+    ("distributed.fsdp",),
+    ("distributed.__init__", "_testing_ranks"),
     ("__init__",),
 )
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}

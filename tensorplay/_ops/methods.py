@@ -259,6 +259,7 @@ def _new_factory(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         kwargs.setdefault("device", self.device)
         return make(*args, **kwargs)
 
+    method.__doc__ = f"As ``{make.__name__}``, in this tensor's dtype and on its device."
     return method
 
 
@@ -293,6 +294,11 @@ _DTYPE_METHODS = {
 }  # fmt: skip
 
 
+def _where(self: Tensor, condition: Tensor, other: Any) -> Tensor:
+    """The tensor's elements where ``condition`` holds, those of ``other`` elsewhere."""
+    return math.where(condition, self, other)
+
+
 def _attach_special() -> None:
     special: dict[str, Any] = {
         "__neg__": _method(math.neg),
@@ -309,7 +315,7 @@ def _attach_special() -> None:
         "real": property(math.real),
         "imag": property(math.imag),
         "type": type_,
-        "where": lambda self, condition, other: math.where(condition, self, other),
+        "where": _where,
     }
     for name, value in special.items():
         setattr(Tensor, name, value)

@@ -103,7 +103,10 @@ class ProcessContext:
             self.processes[index].join()
             if self.processes[index].exitcode != 0:
                 self._end_all(grace_period)
-                raise self._failure(index)
+                failure = self._failure(index)
+                for file in self.error_files:
+                    Path(file).unlink(missing_ok=True)
+                raise failure
         return not self.sentinels
 
     def _end_all(self, grace_period: float | None) -> None:
@@ -126,9 +129,9 @@ class ProcessContext:
     def _failure(self, index: int) -> ProcessException:
         process, file = self.processes[index], Path(self.error_files[index])
         if file.exists():
-            text = file.read_text()
-            file.unlink()
-            message = f"\n\n-- Process {index:d} terminated with the following error:\n{text}"
+            message = (
+                f"\n\n-- Process {index:d} terminated with the following error:\n{file.read_text()}"
+            )
             return ProcessRaisedException(message, index, process.pid)
         code = process.exitcode
         if code >= 0:

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/op_overhead.py
 
-Prints microseconds and the ratio to the bare call. The target is at most 2 for an add under no_grad.
+Prints microseconds and the ratio to the bare call; an add under no_grad should stay below 2.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import tensorplay as tp
 import tensorplay.nn as nn
 import tensorplay.nn.functional as F
 from tensorplay.distributed import run_ranks
-from tensorplay.distributed.fsdp import _closure, fully_shard
+from tensorplay.distributed.fsdp import _request, fully_shard
 
 Arrays = dict[str, Any]
 
@@ -191,17 +191,17 @@ def traces(model: Any) -> int:
 def counted_traces() -> Iterator[list[str]]:
     """Collects the class names of modules whose Python runs under a trace, in all threads."""
     found: list[str] = []
-    stage = _closure._Request.stage
+    stage = _request.Request.stage
 
     def counting(self: Any) -> Any:
         found.append(type(self.state.module).__name__)
         return stage(self)
 
-    _closure._Request.stage = counting  # type: ignore[method-assign]
+    _request.Request.stage = counting  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        _closure._Request.stage = stage  # type: ignore[method-assign]
+        _request.Request.stage = stage  # type: ignore[method-assign]
 
 
 # --- models --------------------------------------------------------------------------------------
@@ -219,9 +219,21 @@ class Mlp(nn.Module):
         return self.outer(tp.tanh(self.inner(x)))
 
 
+class MlpLoss(Mlp):
+    """Returns its loss, so that little is compiled for each rank's own device."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).square().mean()
+
+
 def mlp_loss(model: Any, rank: int, step: int) -> Any:
     """Of an `Mlp`, with data of its own for every rank and step."""
     return model(random(4, 5, seed=100 * step + rank)).square().mean()
+
+
+def own_loss(model: Any, rank: int, step: int) -> Any:
+    """Of an `MlpLoss`."""
+    return model(random(4, 5, seed=100 * step + rank))
 
 
 class Block(nn.Module):
@@ -246,17 +258,19 @@ class Lm(nn.Module):
         self.blocks = nn.ModuleList([Block(5), Block(5)])
         self.head = nn.Linear(5, 11)
 
-    def forward(self, tokens: Any) -> Any:
+    def forward(self, tokens: Any, with_loss: bool = False) -> Any:
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        logits = self.head(x)
+        if with_loss:
+            return F.cross_entropy(logits.view(-1, 11), tokens.view(-1))
+        return logits
 
 
 def lm_loss(model: Any, rank: int, step: int) -> Any:
     """Of an `Lm`, with data of its own for every rank and step."""
-    tokens = ids(11, 2, 4, seed=100 * step + rank)
-    return F.cross_entropy(model(tokens).view(-1, 11), tokens.view(-1))
+    return model(ids(11, 2, 4, seed=100 * step + rank), with_loss=True)
 
 
 def shard_nested(model: Any, **options: Any) -> Any:

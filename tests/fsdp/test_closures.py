@@ -1130,7 +1130,7 @@ def test_effects_before_an_exception_happen_once() -> None:
 
 def test_a_wrong_shape_raises_what_the_plain_module_raises() -> None:
     def error(model: Any) -> tuple[str, str]:
-        with pytest.raises(Exception) as caught, warnings.catch_warnings():  # noqa: PT011, B017
+        with pytest.raises(Exception) as caught, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model(tp.ones(2, 4))
         return type(caught.value).__name__, str(caught.value)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import (
     Block,
+    Job,
     Lm,
     Mlp,
     close,
@@ -25,7 +26,6 @@ from helpers import (
     train_twin,
     whole,
 )
-from helpers import Job
 
 import tensorplay as tp
 import tensorplay.nn as nn
@@ -510,8 +510,8 @@ def test_a_tie_between_a_group_and_a_plain_module() -> None:
             self.extra = nn.Linear(5, 11, bias=False)
             self.extra.weight = self.model.embed.weight
 
-        def forward(self, tokens: Any) -> Any:
-            return self.model(tokens) + self.extra(self.model.embed(tokens))
+        def forward(self, tokens: Any, with_loss: bool) -> Any:
+            return (self.model(tokens) + self.extra(self.model.embed(tokens))).square().mean()
 
     def run(rank: int) -> None:
         root = seeded(Root)
@@ -549,8 +549,8 @@ class FragileLm(Lm):
         super().__init__()
         self.blocks = nn.ModuleList([Fragile(5), Fragile(5)])
 
-    def forward(self, tokens: Any) -> Any:
-        out = super().forward(tokens)
+    def forward(self, tokens: Any, with_loss: bool = False) -> Any:
+        out = super().forward(tokens, with_loss)
         if self.fail:
             raise Custom("in the parent")
         return out

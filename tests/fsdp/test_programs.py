@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 import pytest
-from helpers import Lm, lm_loss, on_ranks, random, seeded, shard_nested
+from helpers import Lm, ids, lm_loss, on_ranks, random, seeded, shard_nested
 
 import tensorplay as tp
 import tensorplay.nn as nn
 import tensorplay.nn.functional as F
 from tensorplay.distributed.device_mesh import init_device_mesh
-from tensorplay.distributed.fsdp import MixedPrecisionPolicy, _closure, fully_shard
+from tensorplay.distributed.fsdp import MixedPrecisionPolicy, _call, fully_shard
 
 COLLECTIVES = frozenset({"all_gather", "reduce_scatter", "psum", "ppermute", "all_to_all"})
 
@@ -68,17 +68,17 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def captured() -> Iterator[list[Any]]:
     """Collects (program, local arguments) of every launch of a compiled call."""
     found: list[Any] = []
-    launch = _closure.launch
+    launch = _call.launch
 
     def noting(mesh: Any, program: Any, arguments: Any) -> Any:
         found.append((program, [getattr(a, "local", a) for a in arguments]))
         return launch(mesh, program, arguments)
 
-    _closure.launch = noting  # type: ignore[assignment]
+    _call.launch = noting  # type: ignore[assignment]
     try:
         yield found
     finally:
-        _closure.launch = launch
+        _call.launch = launch
 
 
 def programs(step: Callable[[int], Any], ranks: int = 2) -> list[Program]:
@@ -194,7 +194,7 @@ def test_a_forward_without_gradients_has_only_gathers_and_no_residuals() -> None
     def step(rank: int) -> None:
         model = shard_nested(seeded(Lm), reshard_after_forward=True)
         with tp.no_grad():
-            lm_loss(model, rank, 0)
+            model(ids(11, 2, 4))
 
     (forward,) = programs(step)
     assert forward.counts == {"all_gather": 3}

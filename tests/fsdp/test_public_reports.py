@@ -23,7 +23,6 @@ from helpers import (
     own_slice,
     random,
     seeded,
-    sgd,
     train_twin,
     whole,
 )

@@ -28,7 +28,7 @@ def test_gradient_against_differences(name):
         x.requires_grad_() if x.is_floating_point() else x for x in ops.inputs(tp, name, kinds)
     ]
 
-    def total(*args):
-        return ops.weighted(tp, ops.listed(fn(tp, *args)))
+    def outputs(*args):
+        return [out for out in ops.listed(fn(tp, *args)) if out.requires_grad]
 
-    assert tp.autograd.gradcheck(total, leaves)
+    assert tp.autograd.gradcheck(outputs, leaves)

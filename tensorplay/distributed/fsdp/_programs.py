@@ -24,7 +24,14 @@ from ..._staged import StagedCall
 from .._sharding import per_rank_jit
 from ._collectives import GroupSpec, gather
 from ._reduction import GroupReduction
-from ._schedule import ENTER, ENTER_BACKWARD, MARK, depending_on, gathers_at_entry
+from ._schedule import (
+    ENTER,
+    ENTER_BACKWARD,
+    MARK,
+    depending_on,
+    gathers_at_entry,
+    without_marks,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Plan:
         self.sizes = [len(u.spec.params) for u in uses]
         self.num_wholes = sum(self.sizes)
         self._classify()
-        self.forward = per_rank_jit(_packed(self._forward), jax_mesh)
+        self.forward = per_rank_jit(_packed(self._forward, "fsdp_forward"), jax_mesh)
 
     def _classify(self) -> None:
         """Sorts the residuals: recomputed, an input of forward, or kept (each once)."""
@@ -66,12 +73,14 @@ class Plan:
         free = frozenset(range(self.num_wholes + self.staged.num_outside))
         varying = len(program.invars) - len(self.staged.constants)
         inputs = {v: i for i, v in enumerate(program.invars[:varying])}
-        outputs = {v: i for i, v in enumerate(program.outvars[: self.staged.num_values])}
+        self.residuals = without_marks(program, self.staged.residuals)
+        returned = without_marks(program, program.outvars[: self.staged.num_values])
+        outputs = {v: i for i, v in enumerate(returned) if not isinstance(v, Literal)}
         self.kept: list[Any] = []
         self.returned: dict[Any, int] = {}
         self.reused: list[int] = []
         needed: set[int] = set()
-        for v in self.staged.residuals:
+        for v in self.residuals:
             on = depends(found, v)
             if isinstance(v, Literal):
                 continue
@@ -226,7 +235,7 @@ class Backward:
         self.shown = shown
         self.pull_back = plan.staged.backward(present)
         self._sort_gradients()
-        self.program = per_rank_jit(_packed(self._run), plan.jax_mesh)
+        self.program = per_rank_jit(_packed(self._run, "fsdp_backward"), plan.jax_mesh)
 
     def _sort_gradients(self) -> None:
         """Which gradient outputs belong to which group; unused parameters have none."""
@@ -270,7 +279,7 @@ class Backward:
         for i in plan.reused:
             others[i] = _unpacked(rest.pop(0), staged.forward.invars[i])
         kept = {v: _unpacked(rest.pop(0), v) for v in (*plan.kept, *plan.returned)}
-        given = self.pull_back.invars[len(staged.residuals) :]
+        given = self.pull_back.invars[len(plan.residuals) :]
         cotangents = [_unpacked(rest.pop(0), v) for v in given]
         waiting = [[rest.pop(0) for _ in (*r.waiting, *r.partial)] for r in self.reductions]
         wholes = plan._wholes(arrays, lambda g: plan.uses[g].kept, zero)
@@ -293,7 +302,7 @@ class Backward:
         waiting: list[list[Any]],
         handlers: Mapping[str, Handler],
     ) -> list[Any]:
-        residuals = self.plan.staged.residuals
+        residuals = self.plan.residuals
         values = [kept.get(v) if not isinstance(v, Literal) else v.val for v in residuals]
         lazy: dict[int, Thunk] = {
             i: functools.partial(forward.demand, v)
@@ -345,11 +354,11 @@ def _unpacked(x: Any, v: Any) -> Any:
     return x.reshape(()) if v.aval.ndim == 0 else x
 
 
-def _packed(fn: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
-    """``fn`` with scalars in its results given a dim, which carries the mesh axes."""
+def _packed(fn: Callable[..., Sequence[Any]], name: str) -> Callable[..., list[Any]]:
+    """``fn``, named, with scalars in its results given a dim, which carries the mesh axes."""
 
     def run(*inputs: Any) -> list[Any]:
         return [jnp.asarray(x).reshape(1) if jnp.ndim(x) == 0 else x for x in fn(*inputs)]
 
-    run.__name__ = fn.__name__.strip("_")
+    run.__name__ = name
     return run

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
 ENTER = "enter"
@@ -52,6 +52,18 @@ _mark_p = Primitive(MARK)
 def mark(value: Any, place: str, group: int) -> Any:
     """``value`` itself; the program says that here ``place`` of ``group`` is."""
     return _mark_p.bind(value, place=place, group=group)
+
+
+def without_marks(program: Jaxpr, variables: Sequence[Any]) -> list[Any]:
+    """``variables``, each traced back through the marks that it comes from."""
+    marked = {e.outvars[0]: e.invars[0] for e in program.eqns if e.primitive is _mark_p}
+
+    def source(v: Any) -> Any:
+        while not isinstance(v, Literal) and v in marked:
+            v = marked[v]
+        return v
+
+    return [source(v) for v in variables]
 
 
 def depending_on(value: Any, token: Any, zero: Any) -> Any:

@@ -224,8 +224,8 @@ def in_place_shape_ops(T):
         z.shape,
         w.grad,
         refused(lambda: w.unsqueeze_(0)),
+        T.zeros(3, 3).fill_diagonal_(2),
     )
-    T.zeros(3, 3).fill_diagonal_(2)
 
 
 def in_place_math(T):

@@ -50,5 +50,5 @@ def pickled_dtypes(T):
     return (
         pickle.loads(pickle.dumps(T.float32)) is T.float32,
         copy.deepcopy(T.int64) is T.int64,
+        {T.bool: 1}[T.bool],
     )
-    {T.bool: 1}[T.bool]

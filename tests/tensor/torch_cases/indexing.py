@@ -170,8 +170,8 @@ def accumulating_writes(T):
         x.nonzero(),
         T.nonzero(y > 5, as_tuple=True),
         T.argwhere(y == 70),
+        T.nonzero(T.tensor(3)),
     )
-    T.nonzero(T.tensor(3))
 
 
 def counting(T):
