@@ -24,6 +24,11 @@ import tensorplay as tp
 import tensorplay.distributed as dist
 import tensorplay.nn as nn
 import tensorplay.nn.functional as F
+from tensorplay.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from tensorplay.distributed.fsdp import fully_shard
 from tensorplay.multiprocessing import spawn
 
@@ -116,7 +121,7 @@ def train(rank: int, port: int | None, args: argparse.Namespace) -> None:
     optimizer = tp.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = tp.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, args.steps))
 
-    first = load(args.out, rank, ranks, model, optimizer, schedule) if args.out else 0
+    first = load(args.out, model, optimizer, schedule) if args.out else 0
     if rank == 0:
         print(f"{ranks} ranks, {size:,} parameters, {len(text):,} bytes of text", flush=True)
         if first:
@@ -211,32 +216,18 @@ def generate(model: nn.Module, prompt: np.ndarray, count: int) -> str:
 
 # --- checkpoints ---------------------------------------------------------------------------------
 
-
-def whole(value: Any) -> Any:
-    """A tensor, or the tensors in a dict, gathered from all ranks."""
-    if isinstance(value, dict):
-        return {key: whole(v) for key, v in value.items()}
-    return value.full_tensor() if isinstance(value, tp.Tensor) else value
-
-
-def rows(value: Any, rank: int, ranks: int) -> Any:
-    """This rank's rows of a whole tensor, or of those in a dict; the last ranks may have fewer."""
-    if isinstance(value, dict):
-        return {key: rows(v, rank, ranks) for key, v in value.items()}
-    if not isinstance(value, tp.Tensor) or value.dim() == 0:
-        return value
-    count = -(-len(value) // ranks)
-    return value[rank * count : (rank + 1) * count]
+WHOLE = StateDictOptions(full_state_dict=True)
 
 
 def save(
     folder: Path, rank: int, step: int, model: nn.Module, optimizer: Any, schedule: Any
 ) -> None:
     """Every rank takes part in gathering; rank 0 replaces the file in one go."""
+    weights, optimizer_state = get_state_dict(model, optimizer, options=WHOLE)
     checkpoint = {
         "step": step,
-        "model": whole(model.state_dict()),
-        "optimizer": whole(optimizer.state_dict()),
+        "model": weights,
+        "optimizer": optimizer_state,
         "schedule": schedule.state_dict(),
         "random": tp.get_rng_state(),
     }
@@ -245,20 +236,21 @@ def save(
         tp.save(checkpoint, folder / "checkpoint.tp")
 
 
-def load(
-    folder: Path, rank: int, ranks: int, model: nn.Module, optimizer: Any, schedule: Any
-) -> int:
+def load(folder: Path, model: nn.Module, optimizer: Any, schedule: Any) -> int:
     """Returns the step after which the checkpoint was saved, 0 if there is none."""
     if not (folder / "checkpoint.tp").exists():
         return 0
-    checkpoint = tp.load(folder / "checkpoint.tp")
-    with tp.no_grad():
-        for name, p in model.state_dict().items():
-            p.to_local().copy_(rows(checkpoint["model"][name], rank, ranks))
-    optimizer.load_state_dict(rows(checkpoint["optimizer"], rank, ranks))
-    schedule.load_state_dict(checkpoint["schedule"])
-    tp.set_rng_state(checkpoint["random"])
-    return int(checkpoint["step"])
+    saved = tp.load(folder / "checkpoint.tp")
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=saved["model"],
+        optim_state_dict=saved["optimizer"],
+        options=WHOLE,
+    )
+    schedule.load_state_dict(saved["schedule"])
+    tp.set_rng_state(saved["random"])
+    return int(saved["step"])
 
 
 def main() -> None:

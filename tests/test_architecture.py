@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_guards",),  # what of Python a trace has read
     ("_staged",),  # a module call as a pair of programs
     ("distributed",),
-    ("distributed.fsdp",),
+    ("distributed.fsdp", "distributed.checkpoint"),
     ("distributed.__init__", "_testing_ranks"),
     ("__init__",),
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from .. import _views
 from .._dtypes import category, scalar_name
 from .._state import state
-from .._tensor import Tensor
+from .._tensor import Tensor, wrap
 from . import math
 from .primitive import PrimitiveNode, primitive
 from .views import diagonal, expand
@@ -125,7 +126,19 @@ def copy_(x: Tensor, src: Any, non_blocking: bool = False) -> Tensor:
         raise TypeError(f"copy_(): argument 'other' must be Tensor, not {type(src).__name__}")
     if x.is_meta:
         return x
-    return assign(x, _copied(x, src))
+    return assign(x, _copied(x, _beside(x, src)))
+
+
+def _beside(x: Tensor, src: Tensor) -> Tensor:
+    """``src`` on the device of ``x``."""
+    if state.trace is not None or src.is_meta or (src.requires_grad and state.grad_enabled):
+        return src
+    devices = x._storage.array.devices()
+    if src._storage.array.devices() == devices:
+        return src
+    moved = wrap(jax.device_put(src._storage.array, next(iter(devices))))
+    moved._chain, moved._layout = src._chain, src._layout
+    return moved
 
 
 def fill_(x: Tensor, value: Any) -> Tensor:

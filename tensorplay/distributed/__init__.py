@@ -1,5 +1,6 @@
 """Process groups, device meshes and the ranks of a job: tensorplay's torch.distributed."""
 
+from . import checkpoint as checkpoint
 from . import fsdp as fsdp
 from ._collectives import all_reduce as all_reduce
 from ._collectives import broadcast as broadcast

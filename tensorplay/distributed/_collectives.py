@@ -217,7 +217,7 @@ def reduce_scatter_tensor(
 
 def _all_reduced(group: ProcessGroup, call: str, tensor: Tensor, op: ReduceOp) -> jax.Array:
     def build(axis: str, ranks: int, gloo: bool) -> Any:
-        return lambda x: [per_rank.all_reduce(x, _kind(op), axis, ranks, gloo)]
+        return lambda x: [per_rank.all_reduce(x, _kind(op), axis, ranks)]
 
     (value,) = run(group, call, build, [_premultiplied(read(tensor), op)])
     return value

@@ -53,7 +53,7 @@ def group_of(name: str, group: Group) -> ProcessGroup | None:
     warnings.warn(
         f"Running {name} on global rank {current_world().rank} which does not belong to the given "
         "group.",
-        stacklevel=4,
+        stacklevel=3,
     )
     return None
 

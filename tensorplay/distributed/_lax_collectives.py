@@ -35,19 +35,19 @@ def _over_all_dtypes(reduce: Callable[..., Any]) -> Callable[..., Any]:
     """Adds bool, as bytes, and AVG, as a scaled sum, to a reduction of numbers."""
 
     @functools.wraps(reduce)
-    def wrapped(x: Any, op: str, axis: str, ranks: int, gloo: bool) -> Any:
+    def wrapped(x: Any, op: str, axis: str, ranks: int, *rest: Any) -> Any:
         if x.dtype == np.bool_:
-            as_bytes = reduce(x.astype(np.uint8), _ON_BOOL.get(op, op), axis, ranks, gloo)
+            as_bytes = reduce(x.astype(np.uint8), _ON_BOOL.get(op, op), axis, ranks, *rest)
             return as_bytes.astype(np.bool_)
         if op == "AVG":
-            return reduce(x, "SUM", axis, ranks, gloo) / np.array(ranks, x.dtype)
-        return reduce(x, op, axis, ranks, gloo)
+            return reduce(x, "SUM", axis, ranks, *rest) / np.array(ranks, x.dtype)
+        return reduce(x, op, axis, ranks, *rest)
 
     return wrapped
 
 
 @_over_all_dtypes
-def all_reduce(x: Any, op: str, axis: str, ranks: int, gloo: bool) -> Any:
+def all_reduce(x: Any, op: str, axis: str, ranks: int) -> Any:
     """All ranks' ``x`` combined, on every rank, bit for bit the same.
 
     Args:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from .. import _views
 from .._tensor import Meta, Storage, Tensor, wrap
 from ._placements import Replicate, Shard
-from ._spmd import Spread, launch, shared_program
+from ._spmd import Spread, launch, on_device, shared_program
 from .device_mesh import DeviceMesh
 
 Shape = tuple[int, ...]
@@ -88,7 +88,7 @@ class ShardLayout:
         self.global_shape = tuple(global_shape)
         position = mesh.axis_names.index(axis)
         self.ranks = mesh.shape[position]
-        coordinate = mesh.get_coordinate()
+        coordinate = self._coordinate = mesh.get_coordinate()
         assert coordinate is not None, "only members of the mesh hold pieces"
         self.index = coordinate[position]
         self.padded_shape = piece_shape(self.global_shape, dim, self.ranks)
@@ -165,7 +165,8 @@ class ShardLayout:
         if isinstance(whole, Meta):
             return Meta(self.padded_shape, whole.dtype)
         with jax.enable_x64(True):
-            return _cut(whole, self.dim, self.ranks, self.index)
+            piece = _cut(whole, self.dim, self.ranks, self.index)
+        return on_device(piece, self.jax_mesh.devices[self._coordinate])
 
     # --- what ops may do ---------------------------------------------------------------------
 

@@ -235,7 +235,7 @@ def _assemble_together(plan: _Plan, values: tuple[Spread, ...]) -> jax.Array:
     known = values[0]._global
     if known is None or any(value._global is not known for value in values):
         pieces = [_piece(value, i) for i, value in enumerate(values)]
-        known = plan.assemble([_on_device(p, d) for p, d in zip(pieces, plan.devices, strict=True)])
+        known = plan.assemble([on_device(p, d) for p, d in zip(pieces, plan.devices, strict=True)])
         for value in values:
             value._global = known
     return known
@@ -249,7 +249,7 @@ def _piece(value: Spread, index: int) -> jax.Array:
     return value._global.addressable_data(index)
 
 
-def _on_device(piece: jax.Array, device: jax.Device) -> jax.Array:
+def on_device(piece: jax.Array, device: jax.Device) -> jax.Array:
     """``piece`` on its rank's device: data made outside of the rank's thread is elsewhere."""
     return piece if device in piece.devices() else jax.device_put(piece, device)
 

@@ -97,7 +97,7 @@ class ProcessContext:
         Raises:
             ProcessRaisedException, ProcessExitedException: a process failed.
         """
-        ready = multiprocessing.connection.wait(list(self.sentinels), timeout)
+        ready = multiprocessing.connection.wait(self.sentinels, timeout) if self.sentinels else []
         for sentinel in ready:
             index = self.sentinels.pop(sentinel)  # type: ignore[arg-type]
             self.processes[index].join()

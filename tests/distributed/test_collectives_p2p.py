@@ -214,3 +214,21 @@ def test_monitored_barrier(rank: int) -> None:
     message = "Rank 1 failed to pass monitoredBarrier in 100 ms"
     with pytest.raises(RuntimeError, match=message if rank == 0 else "successfully reached moni"):
         dist.monitored_barrier(timeout=timedelta(seconds=0.1), wait_all_ranks=True)
+
+
+def test_a_world_of_one() -> None:
+    dist.init_process_group("gloo", "tcp://127.0.0.1:1", rank=0, world_size=1)
+    try:
+        x, got = tp.ones(2), tp.zeros(2)
+        dist.all_reduce(x)
+        send, receive = dist.isend(x, 0), dist.irecv(got, 0)
+        assert send is not None and send.wait() and receive is not None and receive.wait()
+        everyones = [None]
+        dist.all_gather_object(everyones, "me")
+        assert got.tolist() == [1.0, 1.0] and everyones == ["me"]
+        stuck = dist.irecv(got, 0)
+        assert stuck is not None
+        with pytest.raises(dist.DistBackendError, match="the only rank waits for itself"):
+            stuck.wait()
+    finally:
+        dist.destroy_process_group()

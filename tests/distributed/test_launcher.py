@@ -18,7 +18,8 @@ from tensorplay.distributed import run as launcher
 from tensorplay.distributed._control import free_port
 
 ROOT = Path(__file__).parents[2]
-RUN = [sys.executable, "-m", "tensorplay.distributed.run"]
+RUN = (sys.executable, "-m", "tensorplay.distributed.run")
+QUICK = (sys.executable, launcher.__file__)  # the same without importing the package
 LIMIT = 100.0
 
 JOB = """
@@ -43,9 +44,9 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)}
 
 
-def start(*args: object) -> subprocess.Popen[str]:
+def start(*args: object, command: tuple[str, ...] = QUICK) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*RUN, *map(str, args)],
+        [*command, *map(str, args)],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,8 +54,8 @@ def start(*args: object) -> subprocess.Popen[str]:
     )
 
 
-def run(*args: object) -> tuple[int, str, str]:
-    process = start(*args)
+def run(*args: object, command: tuple[str, ...] = QUICK) -> tuple[int, str, str]:
+    process = start(*args, command=command)
     out, err = process.communicate(timeout=LIMIT)
     return process.returncode, out, err
 
@@ -90,7 +91,7 @@ def test_two_nodes_of_two_ranks(job: Path) -> None:
     nodes = [
         start(
             "--nnodes", 2, "--node-rank", node, "--nproc-per-node", 2,
-            "--master-addr", "127.0.0.1", "--master-port", port, job, "--lr", "0.1",
+            "--master-addr", "127.0.0.1", "--master-port", port, job, "--lr", "0.1", command=RUN,
         )
         for node in range(2)
     ]  # fmt: skip
@@ -108,7 +109,7 @@ def test_two_nodes_of_two_ranks(job: Path) -> None:
     [("fail", "exit code 1", "ValueError: boom"), ("kill", "signal SIGKILL", "")],
 )
 def test_a_failing_rank_is_named(job: Path, how: str, ended: str, last: str) -> None:
-    code, _, err = run("--standalone", "--nproc-per-node", 3, job, how)
+    code, _, err = run("--standalone", "--nproc-per-node", 3, job, how, command=RUN)
     assert code == 1
     report = err[err.index("tensorplay.distributed.run: rank 1 (local rank 1, pid ") :]
     assert f"failed with {ended}" in report

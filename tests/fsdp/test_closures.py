@@ -139,7 +139,8 @@ def rebind(make: Callable[[], Any]) -> Any:
 # name: (initial value, change, change back, use)
 ATTRIBUTES: dict[str, tuple[Any, Any, Any, Any]] = {
     "number": (lambda: 2.0, rebind(lambda: 4.0), rebind(lambda: 2.0), lambda x, v: x * v),
-    "bool": (lambda: True, rebind(lambda: False), rebind(lambda: True), lambda x, v: -x if v else x),
+    "bool": (lambda: True, rebind(lambda: False), rebind(lambda: True),
+             lambda x, v: -x if v else x),
     "int_like_bool": (lambda: 1, rebind(lambda: True), rebind(lambda: 1),
                       lambda x, v: x if v is True else -x),
     "minus_zero": (lambda: 0.0, rebind(lambda: -0.0), rebind(lambda: 0.0),

@@ -146,7 +146,7 @@ def test_gradients_are_slices_of_the_full_batch_gradient() -> None:
 
 def test_twice_raises() -> None:
     model = fully_shard(nn.Linear(2, 2))
-    with pytest.raises(RuntimeError, match="^fully_shard has already been applied"):
+    with pytest.raises(RuntimeError, match=r"^fully_shard has already been applied"):
         fully_shard(model)
 
 
@@ -352,9 +352,7 @@ def test_state_dict_values_are_shards_and_load_in_place() -> None:
 
     twin = seeded(Mlp)
     for rank, (shapes, start, moved, out) in enumerate(on_ranks(2, run)):
-        assert shapes == {
-            n: own_slice(local(p), 2, rank).shape for n, p in twin.named_parameters()
-        }
+        assert shapes == {n: own_slice(local(p), 2, rank).shape for n, p in twin.named_parameters()}
         assert np.abs(moved - start).max() > 0
         close(out, local(twin(random(2, 5))))
 

@@ -31,9 +31,7 @@ class Program:
     """
 
     def __init__(self, program: Any, arrays: list[Any], ranks: int) -> None:
-        avals = [
-            jax.ShapeDtypeStruct((a.shape[0] * ranks, *a.shape[1:]), a.dtype) for a in arrays
-        ]
+        avals = [jax.ShapeDtypeStruct((a.shape[0] * ranks, *a.shape[1:]), a.dtype) for a in arrays]
         with jax.enable_x64(True):
             self.text = program.lower(*avals).as_text()
             closed = jax.make_jaxpr(program)(*avals)
@@ -101,9 +99,7 @@ def lm_step(**options: Any) -> Callable[[int], Any]:
 # --- how many collectives -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("reshard", "gathered_again"), [(True, 3), (False, 0), (None, 2)], ids=str
-)
+@pytest.mark.parametrize(("reshard", "gathered_again"), [(True, 3), (False, 0), (None, 2)], ids=str)
 def test_one_gather_per_group_and_a_second_one_where_it_resharded(
     reshard: bool | None, gathered_again: int
 ) -> None:
