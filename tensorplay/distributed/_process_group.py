@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import jax
 import numpy as np
+from jax._src.clusters import ClusterEnv
 from jax.sharding import Mesh
 
 from ._processes import Address, ProcessJob
@@ -546,8 +547,6 @@ def _own_accelerators(backend: Backend | None, world_size: int) -> list[int] | N
 
 def _detect_cluster(timeout: float) -> Address | None:
     """The job that JAX's own detection finds in the environment, or None."""
-    from jax._src.clusters import ClusterEnv
-
     address, size, rank, local_ids = ClusterEnv.auto_detect_unset_distributed_params(
         os.environ.get("JAX_COORDINATOR_ADDRESS"), None, None, None, None, int(timeout)
     )

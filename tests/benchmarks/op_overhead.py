@@ -16,10 +16,13 @@ import jax
 import tensorplay as tp
 
 
-def microseconds(fn: Callable[[], Any], number: int = 2000, repeat: int = 7) -> float:
-    """The time of one call, the best of several runs."""
-    fn()
-    return min(timeit.repeat(fn, number=number, repeat=repeat)) / number * 1e6
+def microseconds(*fns: Callable[[], Any], number: int = 500, repeat: int = 40) -> list[float]:
+    """The time of one call of each, the best of many short runs that take turns."""
+    best = [float("inf")] * len(fns)
+    for _ in range(repeat):
+        for i, fn in enumerate(fns):
+            best[i] = min(best[i], timeit.timeit(fn, number=number) / number * 1e6)
+    return best
 
 
 def main() -> None:
@@ -27,7 +30,6 @@ def main() -> None:
     leaf = tp.randn(8, 8, requires_grad=True)
     bare_add = jax.jit(lambda a, b: a + b)
     a, b = x._read(), y._read()
-    bare = microseconds(lambda: bare_add(a, b))
     rows: dict[str, Callable[[], Any]] = {
         "x + y": lambda: x + y,
         "x + 1.5": lambda: x + 1.5,
@@ -42,14 +44,12 @@ def main() -> None:
         "leaf.view(64) (recorded)": lambda: leaf.view(64),
         "(leaf * y).sum().backward()": lambda: (leaf * y).sum().backward(),
     }
-    print(f"{'bare jax.jit add':30s} {bare:8.2f} us")
     for name, fn in rows.items():
-        if "recorded" in name or "backward" in name:
-            cost = microseconds(fn)
-        else:
-            with tp.no_grad():
-                cost = microseconds(fn)
-        print(f"{name:30s} {cost:8.2f} us   {cost / bare:5.2f} x")
+        recorded = "recorded" in name or "backward" in name
+        fn()
+        with tp.set_grad_enabled(recorded):
+            bare, cost = microseconds(lambda: bare_add(a, b), fn)
+        print(f"{name:30s} {cost:8.2f} us   {cost / bare:5.2f} x  (bare {bare:.2f} us)")
 
 
 if __name__ == "__main__":

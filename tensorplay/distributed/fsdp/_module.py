@@ -108,8 +108,9 @@ class FSDPModule:
         Raises:
             ValueError: one of ``modules`` is not an FSDP module.
         """
+        chosen = _groups_of(modules)
         for group in self._groups(recurse=False):
-            group.forward_prefetch = _groups_of(modules)
+            group.forward_prefetch = chosen
 
     def set_modules_to_backward_prefetch(self, modules: Sequence[FSDPModule]) -> None:
         """The modules whose gathers are issued when this module's backward starts.
@@ -119,8 +120,9 @@ class FSDPModule:
         Raises:
             ValueError: one of ``modules`` is not an FSDP module.
         """
+        chosen = _groups_of(modules)
         for group in self._groups(recurse=False):
-            group.backward_prefetch = _groups_of(modules)
+            group.backward_prefetch = chosen
 
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
