@@ -8,6 +8,7 @@ from math import pi as pi
 from . import autograd as autograd
 from . import distributed as distributed
 from . import linalg as linalg
+from . import multiprocessing as multiprocessing
 from . import nn as nn
 from . import optim as optim
 from . import testing as testing

@@ -23,13 +23,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_ops",),
     ("_function", "_gradcheck", "linalg"),
     ("autograd",),
-    ("_serialization", "nn", "optim", "testing", "utils"),
+    ("_serialization", "nn", "optim", "utils"),
     ("_freeze",),
     ("_guards",),  # what of Python a trace has read
     ("_staged",),  # a module call as a pair of programs
     ("distributed",),
     ("distributed.fsdp", "distributed.checkpoint"),
-    ("distributed.__init__", "_testing_ranks"),
+    ("distributed.__init__", "testing"),
     ("__init__",),
 )
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}

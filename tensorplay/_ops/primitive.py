@@ -104,13 +104,14 @@ class Primitive:
         out, saved = run(*arrays)
         info = saved.info
         edges = [args[i]._edge() for i in info.positions]
-        node = PrimitiveNode(self, options, info, saved.leaves, edges)
+        leaves = info.all_leaves(saved.leaves, arrays, _as_tuple(out))
+        node = PrimitiveNode(self, options, info, leaves, edges)
         results = _wrap_all(out)
         outputs = results if isinstance(results, tuple) else (results,)
         for index, result in enumerate(outputs):
             if info.outputs[index] is not None:
                 result._requires_grad, result._grad_fn, result._output_nr = True, node, index
-        if saved.leaves:
+        if leaves:
             node.inputs = tuple(zip(arrays, (_edge_or_none(a) for a in args), strict=True))
             node.guards = [
                 *(_Guard(args[i], i) for i in info.saved_inputs if isinstance(args[i], Tensor)),
@@ -193,8 +194,29 @@ class _Info:
         self.outputs: tuple[Any, ...] = ()
         self.saved_inputs: tuple[int, ...] = ()
         self.saved_outputs: tuple[int, ...] = ()
+        self.sources: list[int] = []
         self.backward = jax.jit(self._backward)
         self.higher: dict[Any, Primitive] = {}
+
+    def own_leaves(self, leaves: list[Any], arrays: Any, outputs: Any) -> list[Any]:
+        """The saved leaves that are neither an input nor an output nor a repetition.
+
+        A compiled function copies what it passes through, so only these are returned from it.
+        """
+        own: list[Any] = []
+        for leaf in leaves:
+            shared = () if getattr(leaf, "weak_type", False) else (*arrays, *outputs)
+            position = _position_of(leaf, (*shared, *own))
+            if position is None or not shared:
+                own.append(leaf)
+                position = len(arrays) + len(outputs) + len(own) - 1
+            self.sources.append(position)
+        return own
+
+    def all_leaves(self, own: list[Any], arrays: Any, outputs: Any) -> list[Any]:
+        """The inverse of `own_leaves`, for the arrays of one call."""
+        found = (*arrays, *outputs, *own)
+        return [found[position] for position in self.sources]
 
     def _backward(self, leaves: Any, grads: Any) -> Any:
         with jax.enable_x64(True):
@@ -227,6 +249,7 @@ def _with_vjp(fn: Callable[..., Any], mask: int, saves: str | None) -> Callable[
         with jax.enable_x64(True):
             info.positions = tuple(i for i in range(len(arrays)) if mask >> i & 1)
             out, leaves = _trace_vjp(fn, arrays, info)
+        leaves = info.own_leaves(leaves, arrays, _as_tuple(out))
         if saves is not None:
             info.saved_inputs = (0,) if saves == "input" else ()
             info.saved_outputs = (0,) if saves == "result" else ()
@@ -260,6 +283,10 @@ def _trace_vjp(fn: Callable[..., Any], arrays: Any, info: _Info) -> tuple[Any, l
     return (tuple if isinstance(out, tuple) else lambda o: o[0])(
         [o if p is None else p for o, p in zip(_as_tuple(out), placed, strict=True)]
     ), leaves
+
+
+def _position_of(leaf: Any, candidates: Any) -> int | None:
+    return next((i for i, c in enumerate(candidates) if c is leaf), None)
 
 
 def _as_tuple(out: Any) -> tuple[Any, ...]:

@@ -237,8 +237,9 @@ class Hub:
             self._tell_all({"all_left": True, "orderly": orderly, "why": "another rank is gone"})
 
     def _tell_all(self, message: Message) -> None:
-        for line in self._lines.values():
-            line.send(message)
+        """Tells every rank, this process's own last: it may end as soon as it knows."""
+        for rank in sorted(self._lines, reverse=True):
+            self._lines[rank].send(message)
 
 
 class Link:

@@ -149,9 +149,7 @@ class ProcessJob:
         devices = first_devices(jax.devices(self._platform), size)
         with quiet_libraries():
             _connect_devices(devices, self.address.rank)
-        return World(
-            self.address.rank, size, "processes", devices, self.timeout, link=self.link
-        )
+        return World(self.address.rank, size, "processes", devices, self.timeout, link=self.link)
 
     def _leave(self, why: str) -> str | None:
         counts = {_failures.launch_key(r): n for r, n in _failures.launches.items()}

@@ -145,8 +145,8 @@ def job_of(options: argparse.Namespace, refuse: Callable[[str], NoReturn]) -> Jo
         host, port = "127.0.0.1", 0
     if not 0 <= int(options.node_rank) < nnodes:
         refuse(f"--node-rank must be in [0, {nnodes}), got {options.node_rank}")
-    if nnodes > 1 and int(options.max_restarts):
-        refuse("--max-restarts works with one host only")
+    if int(options.max_restarts) < 0 or (nnodes > 1 and int(options.max_restarts)):
+        refuse("--max-restarts must not be negative, and works with one host only")
     if port is None:
         port = 0 if nnodes == 1 else _DEFAULT_PORT
     nproc = _rank_count(str(options.nproc_per_node), refuse)

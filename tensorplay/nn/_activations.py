@@ -189,9 +189,7 @@ class Hardtanh(Module):
         return F.hardtanh(input, self.min_val, self.max_val, self.inplace)
 
     def extra_repr(self) -> str:
-        return _joined(
-            f"min_val={self.min_val}", f"max_val={self.max_val}", inplace=self.inplace
-        )
+        return _joined(f"min_val={self.min_val}", f"max_val={self.max_val}", inplace=self.inplace)
 
 
 class ReLU6(Hardtanh):
@@ -215,9 +213,7 @@ class Threshold(Module):
         return F.threshold(input, self.threshold, self.value, self.inplace)
 
     def extra_repr(self) -> str:
-        return _joined(
-            f"threshold={self.threshold}", f"value={self.value}", inplace=self.inplace
-        )
+        return _joined(f"threshold={self.threshold}", f"value={self.value}", inplace=self.inplace)
 
 
 class PReLU(Module):

@@ -25,7 +25,9 @@ class _Affine(Module):
     weight: Parameter | None
     bias: Parameter | None
 
-    def _make(self, shape: Any, names: tuple[str, ...], device: DeviceLike, dtype: Dtype | None) -> None:  # noqa: E501
+    def _make(
+        self, shape: Any, names: tuple[str, ...], device: DeviceLike, dtype: Dtype | None
+    ) -> None:  # noqa: E501
         for name in ("weight", "bias"):
             made = Parameter(empty(shape, device=device, dtype=dtype)) if name in names else None
             self.register_parameter(name, made)
@@ -104,8 +106,7 @@ class RMSNorm(Module):
 
     def extra_repr(self) -> str:
         return (
-            f"{self.normalized_shape}, eps={self.eps}, "
-            f"elementwise_affine={self.elementwise_affine}"
+            f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
         )
 
 

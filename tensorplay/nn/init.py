@@ -43,13 +43,17 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     return gains[nonlinearity]
 
 
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def uniform_(
+    tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None
+) -> Tensor:  # noqa: E501
     """Uniform values of [a, b)."""
     with no_grad():
         return random.uniform_(tensor, a, b, generator=generator)
 
 
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None
+) -> Tensor:  # noqa: E501
     """Normal values."""
     with no_grad():
         return random.normal_(tensor, mean, std, generator=generator)
@@ -131,7 +135,9 @@ def _calculate_correct_fan(tensor: Tensor, mode: str) -> int:
     return _calculate_fan_in_and_fan_out(tensor)[valid_modes.index(mode)]
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def xavier_uniform_(
+    tensor: Tensor, gain: float = 1.0, generator: Generator | None = None
+) -> Tensor:  # noqa: E501
     """Uniform, standard deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound, generator)
@@ -203,7 +209,9 @@ def orthogonal_(tensor: Tensor, gain: float = 1, generator: Generator | None = N
     return _copied(tensor, gain * (q.T if rows < columns else q).reshape(tensor.shape))
 
 
-def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None) -> Tensor:  # noqa: E501
+def sparse_(
+    tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None
+) -> Tensor:  # noqa: E501
     """Normal values, of which a share ``sparsity`` of each column is zero (Martens, 2010).
 
     Raises:

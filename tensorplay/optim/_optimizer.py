@@ -301,8 +301,7 @@ def _checked_arguments(result: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if isinstance(result, tuple) and len(result) == 2:
         return result
     raise RuntimeError(
-        "a step pre-hook must return None or a tuple of (new_args, new_kwargs), but got "
-        f"{result}."
+        f"a step pre-hook must return None or a tuple of (new_args, new_kwargs), but got {result}."
     )
 
 

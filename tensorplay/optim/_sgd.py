@@ -24,9 +24,7 @@ class _Hyper(NamedTuple):
     weight_decay: float
 
 
-def sgd_rule(
-    p: Any, g: Any, state: Arrays, hyper: _Hyper, options: _Options
-) -> tuple[Any, Arrays]:
+def sgd_rule(p: Any, g: Any, state: Arrays, hyper: _Hyper, options: _Options) -> tuple[Any, Arrays]:
     """One step of SGD; ``undamped`` is the share of the gradient that enters the buffer."""
     if options.maximize:
         g = -g
@@ -95,9 +93,7 @@ class SGD(RuleOptimizer):
 
     def _hyper(self, group: ParamGroup, step: int) -> _Hyper:
         undamped = 1.0 if step == 1 else 1 - group["dampening"]
-        return _Hyper(
-            float(group["lr"]), group["momentum"], undamped, float(group["weight_decay"])
-        )
+        return _Hyper(float(group["lr"]), group["momentum"], undamped, float(group["weight_decay"]))
 
     def _initial_state(self, group: ParamGroup) -> dict[str, float]:
         return {"momentum_buffer": 0.0} if group["momentum"] != 0 else {}

@@ -196,17 +196,13 @@ def _update(plan: _Plan, owned: Any, grads: Any, rows: Any) -> Any:
             _updated(plan, run, cell, grad, rows_of_run[index if len(rows_of_run) > 1 else 0])
             for index, (cell, grad) in enumerate(zip(cells, grads_of_run, strict=True))
         ]
-        for run, cells, grads_of_run, rows_of_run in zip(
-            plan.runs, owned, grads, rows, strict=True
-        )
+        for run, cells, grads_of_run, rows_of_run in zip(plan.runs, owned, grads, rows, strict=True)
     ]
 
 
 def _updated(plan: _Plan, run: Any, cell: Any, grad: Any, row: Any) -> tuple[Any, ...]:
     options, names = run
-    hyper = plan.hyper(
-        *(lax.index_in_dim(row, j, keepdims=False) for j in range(row.shape[0]))
-    )
+    hyper = plan.hyper(*(lax.index_in_dim(row, j, keepdims=False) for j in range(row.shape[0])))
     p, *values = (_widened(a, row.dtype) for a in cell)
     state = dict(zip(names, values, strict=True))
     p, state = plan.rule(p, _widened(grad, row.dtype), state, hyper, options)

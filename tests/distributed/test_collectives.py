@@ -12,8 +12,8 @@ import pytest
 
 import tensorplay as tp
 import tensorplay.distributed as dist
-from tensorplay._testing_ranks import ranks
 from tensorplay.distributed.fsdp import fully_shard
+from tensorplay.testing import ranks
 
 ReduceOp = dist.ReduceOp
 SHAPES = [(), (5,), (2, 3), (0, 3)]

@@ -10,7 +10,7 @@ import pytest
 
 import tensorplay as tp
 import tensorplay.distributed as dist
-from tensorplay._testing_ranks import ranks
+from tensorplay.testing import ranks
 
 DTYPES = [tp.bool, tp.uint8, tp.int64, tp.float16, tp.bfloat16, tp.float64, tp.complex64]
 

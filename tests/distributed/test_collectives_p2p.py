@@ -11,7 +11,7 @@ import pytest
 
 import tensorplay as tp
 import tensorplay.distributed as dist
-from tensorplay._testing_ranks import ranks
+from tensorplay.testing import ranks
 
 DTYPES = [tp.bool, tp.int64, tp.bfloat16, tp.float32, tp.float64, tp.complex64]
 

@@ -236,7 +236,7 @@ def test_where_the_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--nnodes", "0"], "must be one positive number"),
         (["--nnodes", "2", "--standalone"], "is for one host"),
         (["--nnodes", "2", "--node-rank", "2"], r"must be in \[0, 2\), got 2"),
-        (["--nnodes", "2", "--max-restarts", "1"], "works with one host only"),
+        (["--nnodes", "2", "--max-restarts", "1"], "and works with one host only"),
         (["--nproc-per-node", "many"], "positive number, auto, cpu or gpu, got many"),
     ],
 )

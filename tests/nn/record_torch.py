@@ -1,6 +1,6 @@
 """Records what torch computes, raises and prints for ``cases``: run with torch's Python.
 
-    python tests/nn/record_torch.py
+python tests/nn/record_torch.py
 """
 
 import json

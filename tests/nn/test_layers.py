@@ -144,9 +144,7 @@ def test_embedding_padding_and_pretrained_rows():
 def test_embedding_max_norm_scales_used_rows_in_place():
     weight = tp.tensor([[3.0, 4.0], [6.0, 8.0], [0.3, 0.4]], requires_grad=True)
     out = F.embedding(tp.tensor([0, 2]), weight, max_norm=1.0)
-    np.testing.assert_allclose(
-        weight.detach().numpy(), [[0.6, 0.8], [6, 8], [0.3, 0.4]], rtol=1e-5
-    )
+    np.testing.assert_allclose(weight.detach().numpy(), [[0.6, 0.8], [6, 8], [0.3, 0.4]], rtol=1e-5)
     np.testing.assert_allclose(out.detach().numpy(), [[0.6, 0.8], [0.3, 0.4]], rtol=1e-5)
 
 

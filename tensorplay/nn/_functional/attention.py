@@ -20,7 +20,9 @@ _CUDNN_MAX_HEAD = 128
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attention(scale: float, causal: bool, q: Any, k: Any, v: Any, bias: Any, mask: Any, kept: Any) -> Any:  # noqa: E501
+def _attention(
+    scale: float, causal: bool, q: Any, k: Any, v: Any, bias: Any, mask: Any, kept: Any
+) -> Any:  # noqa: E501
     """Attention of ``q`` (*, L, E), ``k`` (*, S, E) and ``v`` (*, S, V) with the same dims *.
 
     ``bias`` is added to the scores and ``mask`` says which of them count; ``kept`` is None, or the
@@ -45,7 +47,9 @@ def _dropped(e: Any, kept: Any) -> Any:
     return e if kept is None else jnp.where(_merged(kept[0]), e * kept[1].astype(e.dtype), 0)
 
 
-def _forward(scale: float, causal: bool, q: Any, k: Any, v: Any, bias: Any, mask: Any, kept: Any) -> Any:  # noqa: E501
+def _forward(
+    scale: float, causal: bool, q: Any, k: Any, v: Any, bias: Any, mask: Any, kept: Any
+) -> Any:  # noqa: E501
     scores = _product(_merged(q), _merged(k), (2, 2), jnp.promote_types(q.dtype, np.float32))
     scores = scores * scale
     if bias is not None:
@@ -142,17 +146,13 @@ def scaled_dot_product_attention(
     """
     _check(query, key, value, attn_mask)
     if not 0 <= dropout_p <= 1:
-        raise RuntimeError(
-            f"dropout probability has to be between 0 and 1, but got {dropout_p:g}"
-        )
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout_p:g}")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if _cudnn_runs(query, key, value, attn_mask, dropout_p, enable_gqa):
         return _cudnn(query, key, value, scale=scale, causal=bool(is_causal))
     if enable_gqa:
         key, value = _with_all_heads(query, key), _with_all_heads(query, value)
-    lead = broadcast_shape(
-        broadcast_shape(query.shape[:-2], key.shape[:-2]), value.shape[:-2]
-    )
+    lead = broadcast_shape(broadcast_shape(query.shape[:-2], key.shape[:-2]), value.shape[:-2])
     sizes = lead + (query.shape[-2], key.shape[-2])
     if attn_mask is not None and broadcast_shape(sizes, attn_mask.shape) != sizes:
         raise RuntimeError(
@@ -162,9 +162,7 @@ def scaled_dot_product_attention(
     if dropout_p > 0:
         drop = dropout_mask(sizes, 1 - dropout_p, np.dtype(bool))
         factor = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0
-    return _attend(
-        query, key, value, attn_mask, drop, factor, scale=scale, causal=bool(is_causal)
-    )
+    return _attend(query, key, value, attn_mask, drop, factor, scale=scale, causal=bool(is_causal))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> None:

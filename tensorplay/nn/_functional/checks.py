@@ -33,9 +33,7 @@ def c_type(d: Dtype) -> str:
 def require_floating(input: Tensor, kernel: str) -> None:
     """NotImplementedError where ``input`` is not floating; ``kernel`` is torch's name."""
     if not input.is_floating_point():
-        raise NotImplementedError(
-            f"\"{kernel}\" not implemented for '{scalar_type(input.dtype)}'"
-        )
+        raise NotImplementedError(f"\"{kernel}\" not implemented for '{scalar_type(input.dtype)}'")
 
 
 def broadcast_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:

@@ -134,16 +134,12 @@ def cross_entropy(
     """
     reduction = legacy_reduction(size_average, reduce, reduction)
     if not 0 <= label_smoothing <= 1:
-        raise RuntimeError(
-            f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}"
-        )
+        raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
     smoothing = float(label_smoothing)
     if target.shape == input.shape:
         _check_probabilities(input, target, ignore_index)
         _check_logits(input, weight)
-        return _soft_cross_entropy(
-            input, target, weight, smoothing=smoothing, reduction=reduction
-        )
+        return _soft_cross_entropy(input, target, weight, smoothing=smoothing, reduction=reduction)
     _check_classes(input, target)
     _check_logits(input, weight)
     _check_bounds(target, input.shape[min(1, input.dim() - 1)], ignore_index)
@@ -204,8 +200,7 @@ def _check_weight(input: Tensor, weight: Tensor | None) -> None:
         )
     if weight.dtype is not input.dtype:
         raise RuntimeError(
-            f"expected scalar type {scalar_type(input.dtype)} but found "
-            f"{scalar_type(weight.dtype)}"
+            f"expected scalar type {scalar_type(input.dtype)} but found {scalar_type(weight.dtype)}"
         )
 
 

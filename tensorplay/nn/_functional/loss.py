@@ -25,7 +25,9 @@ def _pointwise(name: str, fn: Callable[..., Any]) -> Primitive:
     """``(input, target, weight, reduction=...)`` for a loss of each pair of elements."""
 
     @saving_inputs
-    def run(a: Any, b: Any, weight: Any, *, reduction: str, weighted_mean: bool, **options: Any) -> Any:  # noqa: E501
+    def run(
+        a: Any, b: Any, weight: Any, *, reduction: str, weighted_mean: bool, **options: Any
+    ) -> Any:  # noqa: E501
         x, y = promoted(a, b)
         loss = fn(wide(x), wide(y), **options)
         dtype = x.dtype
@@ -251,9 +253,7 @@ def binary_cross_entropy(
         )
     _require_unit_interval(input, "input")
     _require_unit_interval(target, "target")
-    return _binary_cross_entropy(
-        input, target, weight, reduction=reduction, weighted_mean=False
-    )
+    return _binary_cross_entropy(input, target, weight, reduction=reduction, weighted_mean=False)
 
 
 def _require_unit_interval(x: Tensor, name: str) -> None:

@@ -34,7 +34,9 @@ def _pad_with_values(x, *, widths, mode):
     ]
 
 
-def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:  # noqa: E501
+def pad(
+    input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Tensor:  # noqa: E501
     """Pads the last dims; negative widths crop.
 
     Args:

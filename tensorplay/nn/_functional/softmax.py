@@ -82,7 +82,9 @@ def _implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
     return 0 if ndim in (0, 1, 3) else 1
 
 
-def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype | None = None) -> Tensor:  # noqa: E501
+def softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype | None = None
+) -> Tensor:  # noqa: E501
     """exp(x) / sum(exp(x)) along ``dim``; ``dtype`` casts first.
 
     Raises:
@@ -96,7 +98,9 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
     return _softmax(x, dim=wrap_dim(dim, x.dim()))
 
 
-def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype | None = None) -> Tensor:  # noqa: E501
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype | None = None
+) -> Tensor:  # noqa: E501
     """log(softmax(x)) along ``dim``, computed without overflow; ``dtype`` casts first.
 
     Raises:
@@ -110,7 +114,9 @@ def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dty
     return _log_softmax(x, dim=wrap_dim(dim, x.dim()))
 
 
-def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype | None = None) -> Tensor:  # noqa: E501
+def softmin(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype | None = None
+) -> Tensor:  # noqa: E501
     """``softmax(-input)``."""
     if dim is None:
         dim = _implicit_dim("softmin", input.dim(), _stacklevel)

@@ -188,6 +188,5 @@ def _check_batching(
             )
     elif batch_size is None and drop_last:
         raise ValueError(
-            "batch_size=None option disables auto-batching and is mutually exclusive with "
-            "drop_last"
+            "batch_size=None option disables auto-batching and is mutually exclusive with drop_last"
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from .distributed._rank_threads import run_ranks
+from ..distributed._rank_threads import run_ranks
 
 Test = Callable[..., Any]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ._ops.creation import as_tensor
-from ._tensor import Tensor
+from .._ops.creation import as_tensor
+from .._tensor import Tensor
 
 _TOLERANCES = {
     "float16": (1e-3, 1e-5),
