@@ -49,6 +49,10 @@ from tensorplay.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from tensorplay.nn._module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 Drive = Callable[[Any, int], Any]
 
@@ -749,6 +753,22 @@ def test_ranks_whose_batches_have_different_sizes() -> None:
             close(grad, np.full(3, (2 + 3 + 3 + 4) / 2))
 
 
+def test_a_smaller_last_batch_on_one_rank() -> None:
+    """One rank repeats a call that it knows while the other meets a new shape."""
+
+    def run(rank: int) -> Any:
+        model = fully_shard(seeded(Mlp))
+        for step in range(4):
+            rows = 3 if rank == 1 and step == 2 else 4
+            model(random(rows, 5, seed=rank)).sum().backward()
+        return whole(model.outer.bias.grad)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for grad in on_ranks(2, run):
+            close(grad, np.full(3, (16 + 15) / 2))
+
+
 # --- globals and closure variables ----------------------------------------------------------------
 
 SCALE = 2.0
@@ -927,7 +947,122 @@ def test_gradients_reach_tensors_from_outside() -> None:
     same(run(True), run(False))
 
 
+@functools.cache
+def cached_table(length: int) -> Any:
+    return tp.arange(length).float() * 2
+
+
+class ReadsCached(Layer):
+    def forward(self, x: Any) -> Any:
+        return self.linear(x) + cached_table(3)
+
+
+def test_a_table_cached_by_lru_cache_stays_usable() -> None:
+    def drive(model: Any, rank: int) -> Any:
+        cached_table.cache_clear()
+        return [local(model(random(n, 3))) for n in (2, 4, 2)] + [local(cached_table(3))]
+
+    same_as_plain(ReadsCached, drive)
+
+
+class MemoTable(Layer):
+    """Keeps tables that it made in a dict, and one as a cached property."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memo: dict[int, Any] = {}
+
+    @functools.cached_property
+    def shift(self) -> Any:
+        return tp.arange(3).float()
+
+    def forward(self, x: Any) -> Any:
+        rows = x.shape[0]
+        if rows not in self.memo:
+            self.memo[rows] = tp.arange(rows).float().unsqueeze(1)
+        return self.linear(x) + self.memo[rows] + self.shift
+
+
+def test_tables_that_forward_keeps_for_itself() -> None:
+    def drive(model: Any, rank: int) -> Any:
+        out = [local(model(random(n, 3))) for n in (2, 3, 2, 3)]
+        return [*out, local(model.memo[3]), local(model.shift)]
+
+    same_as_plain(MemoTable, drive, 2)
+
+
+def namespace_with(value: float) -> Any:
+    module = types.ModuleType("settings")
+    vars(module).update(tp=tp, TABLE=tp.ones(3) * value)
+    exec("def apply(x):\n    return x * TABLE", vars(module))
+    return module
+
+
+def test_globals_of_the_same_name_in_two_modules() -> None:
+    first, second = namespace_with(1.0), namespace_with(2.0)
+
+    class Both(Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.functions = [first.apply, second.apply]
+
+        def forward(self, x: Any) -> Any:
+            y = self.linear(x)
+            return self.functions[1](y) + 100 * self.functions[0](y)
+
+    def drive(model: Any, rank: int) -> Any:
+        first.TABLE, second.TABLE = tp.ones(3), tp.ones(3) * 2
+        out = [local(model(x23()))]
+        first.TABLE = tp.ones(3) * 5
+        out.append(local(model(x23())))
+        second.TABLE = tp.ones(3) * 7
+        return [*out, local(model(x23()))]
+
+    same_as_plain(Both, drive)
+
+
+def test_a_replaced_library_function_is_seen(monkeypatch: Any) -> None:
+    class Activates(Layer):
+        def forward(self, x: Any) -> Any:
+            return F.relu(self.linear(x))
+
+    def drive(model: Any, rank: int) -> Any:
+        out = [local(model(x23()))]
+        with monkeypatch.context() as patch:
+            patch.setattr(F, "relu", lambda x: x * 3)
+            out.append(local(model(x23())))
+        return [*out, local(model(x23()))]
+
+    same_as_plain(Activates, drive)
+
+
 # --- hooks ----------------------------------------------------------------------------------------
+
+
+def test_hooks_of_all_modules_added_after_a_trace() -> None:
+    class Calls(Layer):
+        def forward(self, x: Any) -> Any:
+            return self.linear(x)
+
+    def double(module: Any, args: Any, out: Any) -> Any:
+        return out * 2 if isinstance(module, nn.Linear) else None
+
+    def halve(module: Any, args: Any) -> Any:
+        return (args[0] / 2,) if isinstance(module, nn.Linear) else None
+
+    def drive(model: Any, rank: int) -> Any:
+        out = [local(model(x23()))]
+        for register, hook in (
+            (register_module_forward_hook, double),
+            (register_module_forward_pre_hook, halve),
+        ):
+            handle = register(hook)
+            out.append(local(model(x23())))
+            handle.remove()
+            out.append(local(model(x23())))
+        return out
+
+    same_as_plain(Calls, drive)
 
 
 def test_module_forward_hooks_run_at_every_call_and_can_be_removed() -> None:
@@ -1364,6 +1499,20 @@ def test_differentiable_outputs_that_share_a_storage() -> None:
     same_as_plain(Views, drive, 2)
 
 
+def test_an_output_changed_in_place_before_backward() -> None:
+    def drive(model: Any, rank: int) -> Any:
+        x = x23().requires_grad_()
+        y = model(x)
+        y.retain_grad()
+        z = y * 1
+        z.mul_(2.0)
+        y.mul_(3.0)
+        (z.sum() + y.sum()).backward(tp.tensor(0.5))
+        return local(x.grad), local(y)
+
+    same_as_plain(lambda: nn.Linear(3, 3), drive, 2)
+
+
 # --- buffers --------------------------------------------------------------------------------------
 
 
@@ -1796,6 +1945,22 @@ def test_an_iterator_as_an_argument() -> None:
         return [local(model(x23(), numbers)) for _ in range(3)]
 
     same_as_plain(Consumes, drive, 2)
+
+
+@pytest.mark.parametrize("kind", ["generator", "map", "inside_a_dict"])
+def test_an_output_that_is_an_iterator(kind: str) -> None:
+    class Yields(Layer):
+        def forward(self, x: Any) -> Any:
+            if kind == "map":
+                return map(self.linear(x).mul, (1, 2))
+            numbers = (self.linear(x) * k for k in (1, 2))
+            return numbers if kind == "generator" else {"all": numbers}
+
+    def drive(model: Any, rank: int) -> Any:
+        out = model(x23())
+        return [local(y) for y in (out["all"] if kind == "inside_a_dict" else out)]
+
+    same_as_plain(Yields, drive)
 
 
 def test_an_output_of_none_and_of_plain_numbers() -> None:
