@@ -261,7 +261,7 @@ def main() -> None:
     add("--data", type=Path, help="text to train on; its last twentieth is held out")
     add("--out", type=Path, help="folder of the checkpoint, from which a rerun goes on")
     add("--nproc", type=int, default=2, help="number of processes (default: 2)")
-    add("--steps", type=int, default=1500, help="length of the learning rate's course")
+    add("--steps", type=int, default=1300, help="length of the learning rate's course")
     add("--stop-at", type=int, help="end after this step; a rerun goes on from there")
     add("--batch", type=int, default=8, help="windows per rank and step")
     add("--length", type=int, default=128, help="bytes per window")

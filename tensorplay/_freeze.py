@@ -69,6 +69,7 @@ class Freezer:
         mutable: every mutable object met, with a shallow copy of its content.
         cells: every closure cell met, with its content.
         codes: the code of every function met.
+        cached: the code of every function met behind ``functools.lru_cache``.
     """
 
     def __init__(self) -> None:
@@ -76,6 +77,7 @@ class Freezer:
         self.mutable: dict[int, tuple[Any, Any]] = {}
         self.cells: list[tuple[Any, Any]] = []
         self.codes: set[types.CodeType] = set()
+        self.cached: set[types.CodeType] = set()
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []
 
@@ -125,6 +127,9 @@ class Freezer:
             return ("partial", self.freeze((value.func, value.args, value.keywords)))
         if isinstance(value, np.ndarray):
             return self._array(value)
+        if isinstance(value, functools._lru_cache_wrapper):
+            self.cached.add(value.__wrapped__.__code__)
+            return ("cached", self.freeze(value.__wrapped__))
         return self._container(kind, value)
 
     def _container(self, kind: type, value: Any) -> Any:

@@ -69,7 +69,7 @@ class Read:
         freezer = Freezer()
         self.frozen = None if value is _ABSENT else freezer.freeze(value)
         self.snapshot = Snapshot(freezer)
-        self.tensors, self.codes = freezer.tensors, freezer.codes
+        self.tensors, self.codes, self.cached = freezer.tensors, freezer.codes, freezer.cached
 
     def now(self) -> Any:
         return self.namespace.get(self.name, _ABSENT)
@@ -105,10 +105,12 @@ class Watch:
         self.reads: dict[tuple[int, str], Read] = {}
         self.codes: set[types.CodeType] = set()
         self._known: set[types.CodeType] = set()
+        self._cached: set[types.CodeType] = set()
 
     def expect(self, freezer: Freezer) -> None:
         """Functions whose closures are guarded already."""
         self._known |= freezer.codes
+        self._cached |= freezer.cached
 
     def watching(self) -> contextlib.AbstractContextManager[None]:
         """The block inside which the traced Python runs."""
@@ -138,11 +140,23 @@ class Watch:
             self._remember(namespace, name, value)
             if value is np and "random" in code.co_names:
                 state.trace.abort("draws from numpy.random")
-            if isinstance(value, types.ModuleType) and not is_fixed_code(value.__name__):
-                for attribute in code.co_names:
-                    if attribute in vars(value):
-                        self._remember(vars(value), attribute, vars(value)[attribute])
+            self._remember_attributes(value, code)
+        if code in self._cached:
+            state.trace.abort(f"fills the cache of {code.co_qualname}")
         self._check_closure(code)
+
+    def _remember_attributes(self, value: Any, code: types.CodeType) -> None:
+        """The attributes of a module that the code may name, of modules inside it too."""
+        if not isinstance(value, types.ModuleType):
+            return
+        own = value.__name__.partition(".")[0] == __name__.partition(".")[0]
+        if is_fixed_code(value.__name__) and not own:
+            return
+        for name in code.co_names:
+            if name in vars(value) and (id(vars(value)), name) not in self.reads:
+                attribute = vars(value)[name]
+                self._remember(vars(value), name, attribute)
+                self._remember_attributes(attribute, code)
 
     def _check_closure(self, code: types.CodeType) -> None:
         """Variables of an enclosing function must be guarded through a function met before."""
@@ -162,6 +176,7 @@ class Watch:
         except Unfrozen as error:
             state.trace.abort(f"reads global {name!r}, which {error}")
         self._known |= read.codes
+        self._cached |= read.cached
 
     def _on_builtin(self, frame: types.FrameType, function: Any) -> None:
         if is_library(frame.f_globals.get("__name__")):

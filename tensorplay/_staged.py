@@ -25,10 +25,18 @@ from ._ops.random import default_generator
 from ._ops.views import view_through
 from ._program import dependencies, depends, per_rank_program
 from ._state import state
-from ._structure import Constant, Container, Leaf, containers, flatten, unflatten
+from ._structure import (
+    Constant,
+    Container,
+    Leaf,
+    constants,
+    containers,
+    flatten,
+    unflatten,
+)
 from ._tensor import Storage, Tensor
 from ._trace import Trace, Untraceable
-from .nn._module import Module
+from .nn._module import Module, global_call_hooks
 
 # --- what identifies a call ----------------------------------------------------------------------
 
@@ -81,7 +89,7 @@ class Fingerprint:
 
     def __init__(self, root: Module) -> None:
         self.freezer = Freezer()
-        self.key = self.freezer.freeze(root)
+        self.key = (self.freezer.freeze(root), self.freezer.freeze(global_call_hooks()))
         self.snapshot = Snapshot(self.freezer)
         self.tensors = distinct(t for t in self.freezer.tensors if t._gradient_edge is None)
 
@@ -402,6 +410,8 @@ class Tracing:
 
     def _collect(self, result: Any, arguments: list[Tensor]) -> Any:
         found, self._result = flatten(result, self._containers)
+        if any(hasattr(value, "__next__") for value in constants(self._result)):
+            self.trace.abort("returns an iterator")
         storages = _Storages(self.trace, arguments, self.outside)
         self._tensors = storages.describe(found)
         self._written = tuple(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ._tensor import Tensor
@@ -48,6 +48,15 @@ class Handed:
     """The container found along ``path`` inside another value, as that very object."""
 
     path: tuple[Any, ...]
+
+
+def constants(spec: Any) -> Iterator[Any]:
+    """The values of a structure that hold no tensor."""
+    if isinstance(spec, Constant):
+        yield spec.value
+    elif isinstance(spec, Container):
+        for child in spec.children:
+            yield from constants(child)
 
 
 def containers(value: Any) -> dict[int, tuple[Any, ...]]:

@@ -1,12 +1,13 @@
 """Ranks agree on how the next call runs, so that none waits in a collective that others skip.
 
-All ranks make the same calls over a mesh in the same order, and number them. A rank that knows the
-call says so in passing; one that meets it for the first time asks what the others do.
+All ranks make the same calls over a mesh in the same order. Rank threads meet before each.
+Processes number them: a rank that knows the call says so in passing; one that meets it for the
+first time asks what the others do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from jax.sharding import Mesh
 
@@ -25,18 +26,13 @@ class Agreement:
     def __init__(self, mesh: Mesh, what: str) -> None:
         self.mesh, self.what = mesh, what
 
-    def known(self, choice: str) -> None:
-        """This rank runs the next call as it did before."""
-        world = current_world()
-        if world.link is not None and self.mesh.size > 1:
-            world.link.vote(self._next_name(world), ranks_of(self.mesh), f"known {choice}")
-
-    def new(self, choice: str, program: Hashable) -> str:
-        """How to run a call that is new to this rank.
+    def choose(self, choice: str, program: Hashable, new: bool) -> str:
+        """How this call runs on all ranks.
 
         Args:
             choice: `EAGERLY` or `COMPILED`, as this rank would choose.
             program: equal on all ranks that would run the same program.
+            new: this rank has not made such a call before.
 
         Raises:
             RuntimeError: this rank must run eagerly, while others run a program that they know.
@@ -45,19 +41,22 @@ class Agreement:
         if self.mesh.size == 1:
             return choice
         if world.rendezvous is not None:
-            return self._among_threads(world, program)
+            return self._among_threads(world, choice, program)
         if world.link is None:
             return choice
-        return self._among_processes(world, choice)
+        if new:
+            return self._among_processes(world, choice)
+        world.link.vote(self._next_name(world), ranks_of(self.mesh), f"known {choice}")
+        return choice
 
-    def _among_threads(self, world: World, program: Hashable) -> str:
+    def _among_threads(self, world: World, choice: str, program: Hashable) -> str:
         assert world.rendezvous is not None
         what = f"the choice how to run {self.what}"
+        brought = program if choice == COMPILED else None
         same: bool = world.rendezvous.meet(
-            world.rank, ranks_of(self.mesh), what, what, program,
-            lambda programs: all(p == programs[0] for p in programs),
-        )  # fmt: skip
-        return COMPILED if same and program is not None else EAGERLY
+            world.rank, ranks_of(self.mesh), what, what, brought, _all_equal
+        )
+        return COMPILED if same and brought is not None else EAGERLY
 
     def _among_processes(self, world: World, choice: str) -> str:
         assert world.link is not None
@@ -84,3 +83,7 @@ class Agreement:
     def _next_name(self, world: World) -> str:
         number = world.ballots[self.mesh] = world.ballots.get(self.mesh, 0) + 1
         return f"call {number} over these ranks, {self.what}"
+
+
+def _all_equal(values: Sequence[Hashable]) -> bool:
+    return all(value == values[0] for value in values)

@@ -204,6 +204,8 @@ class ProcessJob:
             return
         self._over = True
         error = self._hook.error or sys.exception()
+        if isinstance(error, SystemExit) and error.__cause__ is not None:
+            error = error.__cause__
         if error is not None and not isinstance(error, SystemExit):
             _failures.tell(self.link, error)
             _abandon_jax()

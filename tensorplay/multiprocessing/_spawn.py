@@ -8,7 +8,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import sys
 import tempfile
 import time
 import traceback
@@ -212,9 +211,9 @@ def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], error_file: 
         fn(index, *args)
     except KeyboardInterrupt:
         pass  # the parent has been interrupted too, and says so
-    except Exception:
+    except Exception as error:
         Path(error_file).write_text(traceback.format_exc())
-        sys.exit(1)
+        raise SystemExit(1) from error
 
 
 def _end_with_parent() -> None:

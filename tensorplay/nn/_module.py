@@ -43,6 +43,12 @@ def _register(hooks: Hooks, hook: Any, prepend: bool = False) -> RemovableHandle
     return handle
 
 
+def global_call_hooks() -> tuple[Any, ...]:
+    """The hooks that run around the call of every module."""
+    registries = (_global_forward_pre_hooks, _global_forward_hooks, _global_backward_hooks)
+    return tuple(tuple(hooks.values()) for hooks in registries)
+
+
 def register_module_forward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
     """``hook(module, args)`` runs before the forward of every module."""
     return _register(_global_forward_pre_hooks, (hook, False))

@@ -27,7 +27,7 @@ class _Affine(Module):
 
     def _make(
         self, shape: Any, names: tuple[str, ...], device: DeviceLike, dtype: Dtype | None
-    ) -> None:  # noqa: E501
+    ) -> None:
         for name in ("weight", "bias"):
             made = Parameter(empty(shape, device=device, dtype=dtype)) if name in names else None
             self.register_parameter(name, made)

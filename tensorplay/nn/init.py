@@ -45,7 +45,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 def uniform_(
     tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None
-) -> Tensor:  # noqa: E501
+) -> Tensor:
     """Uniform values of [a, b)."""
     with no_grad():
         return random.uniform_(tensor, a, b, generator=generator)
@@ -53,7 +53,7 @@ def uniform_(
 
 def normal_(
     tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None
-) -> Tensor:  # noqa: E501
+) -> Tensor:
     """Normal values."""
     with no_grad():
         return random.normal_(tensor, mean, std, generator=generator)
@@ -137,7 +137,7 @@ def _calculate_correct_fan(tensor: Tensor, mode: str) -> int:
 
 def xavier_uniform_(
     tensor: Tensor, gain: float = 1.0, generator: Generator | None = None
-) -> Tensor:  # noqa: E501
+) -> Tensor:
     """Uniform, standard deviation gain * sqrt(2 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound, generator)
@@ -211,7 +211,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1, generator: Generator | None = N
 
 def sparse_(
     tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None
-) -> Tensor:  # noqa: E501
+) -> Tensor:
     """Normal values, of which a share ``sparsity`` of each column is zero (Martens, 2010).
 
     Raises:

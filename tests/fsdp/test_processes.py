@@ -171,8 +171,21 @@ def several_jobs(rank: int, world: int, port: int) -> Any:
     return record, accumulated, printed, batches, loaded
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_training_on_uneven_rows_and_different_data(world: int) -> None:
+def training(rank: int, world: int, port: int) -> Any:
+    join(rank, world, port)
+    record = train_rank(rank, JOB)
+    dist.destroy_process_group()
+    return record
+
+
+def test_training_in_two_processes() -> None:
+    twin = train_twin(JOB, 2)
+    for rank, record in enumerate(in_processes(training, 2)):
+        compare(record, twin, 2, rank)
+
+
+def test_uneven_rows_different_data_batches_and_python_in_three_processes() -> None:
+    world = 3
     twin = train_twin(JOB, world)
 
     def loss(model: Any, rank: int, step: int) -> Any:

@@ -18,6 +18,7 @@ from ..._structure import flatten
 from ..._tensor import Tensor, state_changes
 from .._agreement import COMPILED, EAGERLY, Agreement
 from .._spmd import shared_program
+from .._world import current_world
 from ._call import Call
 from ._param_group import FSDPParamGroup, ShardedState
 from ._programs import GroupUse, Plan
@@ -81,8 +82,9 @@ class CompiledCalls:
         for group in groups:
             group.adopt_replacements()
             group.refuse_meta()
-        entry = self._entry(call, tensors, structure, method)
-        if isinstance(entry.staged, StagedCall) and not _writes_argument(entry, tensors):
+        entry, new = self._entry(call, tensors, structure, method)
+        reason = self._reason_to_run_eagerly(entry, new, tensors)
+        if reason is None:
             return self._run_compiled(entry, groups, tensors, (args, kwargs))
         for group in groups:
             group.hide_traced()
@@ -91,9 +93,25 @@ class CompiledCalls:
         except BaseException:
             self._forget(entry)
             raise
-        if isinstance(entry.staged, Eagerly):
-            self._warn_eager(entry.staged.reason)
+        self._warn_eager(reason)
         return out
+
+    def _reason_to_run_eagerly(self, entry: Entry, new: bool, tensors: list[Tensor]) -> str | None:
+        """Why this call runs eagerly, here or on another rank; None if it runs compiled."""
+        reason = key = None
+        if isinstance(entry.staged, Eagerly):
+            reason = entry.staged.reason
+        elif _writes_argument(entry, tensors):
+            reason = "writes a buffer that is also an argument"
+        else:
+            key = entry.staged.key
+        choice = self._agreement.choose(COMPILED if reason is None else EAGERLY, key, new)
+        if choice == COMPILED or reason is not None:
+            return reason
+        reason = "is not the same on all ranks"
+        if current_world().kind == "processes":
+            entry.staged = Eagerly(reason)
+        return reason
 
     # --- finding -----------------------------------------------------------------------------
 
@@ -106,8 +124,8 @@ class CompiledCalls:
 
     def _entry(
         self, call: Callable[..., Any], tensors: list[Tensor], structure: Any, method: str
-    ) -> Entry:
-        """What is known of this call, tracing it if nothing is."""
+    ) -> tuple[Entry, bool]:
+        """What is known of this call, tracing it if nothing is; and whether nothing was."""
         reason = _unfit_argument(tensors)
         if reason is None:
             try:
@@ -115,12 +133,11 @@ class CompiledCalls:
                 return self._find(call, tensors, structure, key)
             except Unfrozen as error:
                 reason = f"reads something that {error}"
-        self._agreement.new(EAGERLY, None)
-        return Entry(None, None, Eagerly(reason), (), -1)
+        return Entry(None, None, Eagerly(reason), (), -1), True
 
     def _find(
         self, call: Callable[..., Any], tensors: list[Tensor], structure: Any, key: Any
-    ) -> Entry:
+    ) -> tuple[Entry, bool]:
         last = self._last
         if (
             last is not None
@@ -128,22 +145,17 @@ class CompiledCalls:
             and last.signature == key
             and self._still_holds(last)
         ):
-            self._note_known(last)
-            return last
+            return last, False
         fingerprint = Fingerprint(self.state.module)
         found = self._entries.setdefault((key, fingerprint.key), [])
         for entry in found:
             if entry.holds():
                 entry.fingerprint, entry.count = fingerprint, state_changes.count
                 self._last = entry
-                self._note_known(entry)
-                return entry
+                return entry, False
         entry = self._last = self._trace(call, tensors, structure, key, fingerprint)
         found.append(entry)
-        return entry
-
-    def _note_known(self, entry: Entry) -> None:
-        self._agreement.known(EAGERLY if isinstance(entry.staged, Eagerly) else COMPILED)
+        return entry, True
 
     def _forget(self, entry: Entry) -> None:
         """Drops the decision to run eagerly where the Python itself raised."""
@@ -175,19 +187,9 @@ class CompiledCalls:
             ("staged", self.state.mesh.jax_mesh, key, fingerprint.key), request
         )
         self._count_trace(key, fingerprint)
-        staged = self._agreed(staged)
         fresh = Fingerprint(self.state.module)
         extra = () if isinstance(staged, Eagerly) else staged.extra
         return Entry(key, fresh, staged, extra, state_changes.count)
-
-    def _agreed(self, staged: StagedCall | Eagerly) -> StagedCall | Eagerly:
-        """``staged``, unless another rank has to run the call eagerly."""
-        if isinstance(staged, Eagerly):
-            self._agreement.new(EAGERLY, None)
-            return staged
-        if self._agreement.new(COMPILED, staged.key) == EAGERLY:
-            return Eagerly("is not the same on all ranks")
-        return staged
 
     def _count_trace(self, key: Any, fingerprint: Fingerprint) -> None:
         self.traces += 1

@@ -237,7 +237,7 @@ def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tenso
 
 def hardtanh(
     input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
-) -> Tensor:  # noqa: E501
+) -> Tensor:
     """x limited to [min_val, max_val].
 
     Raises:

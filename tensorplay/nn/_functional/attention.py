@@ -22,7 +22,7 @@ _CUDNN_MAX_HEAD = 128
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attention(
     scale: float, causal: bool, q: Any, k: Any, v: Any, bias: Any, mask: Any, kept: Any
-) -> Any:  # noqa: E501
+) -> Any:
     """Attention of ``q`` (*, L, E), ``k`` (*, S, E) and ``v`` (*, S, V) with the same dims *.
 
     ``bias`` is added to the scores and ``mask`` says which of them count; ``kept`` is None, or the
@@ -49,7 +49,7 @@ def _dropped(e: Any, kept: Any) -> Any:
 
 def _forward(
     scale: float, causal: bool, q: Any, k: Any, v: Any, bias: Any, mask: Any, kept: Any
-) -> Any:  # noqa: E501
+) -> Any:
     scores = _product(_merged(q), _merged(k), (2, 2), jnp.promote_types(q.dtype, np.float32))
     scores = scores * scale
     if bias is not None:

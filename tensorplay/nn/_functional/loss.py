@@ -27,7 +27,7 @@ def _pointwise(name: str, fn: Callable[..., Any]) -> Primitive:
     @saving_inputs
     def run(
         a: Any, b: Any, weight: Any, *, reduction: str, weighted_mean: bool, **options: Any
-    ) -> Any:  # noqa: E501
+    ) -> Any:
         x, y = promoted(a, b)
         loss = fn(wide(x), wide(y), **options)
         dtype = x.dtype

@@ -36,7 +36,7 @@ def _pad_with_values(x, *, widths, mode):
 
 def pad(
     input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
-) -> Tensor:  # noqa: E501
+) -> Tensor:
     """Pads the last dims; negative widths crop.
 
     Args:

@@ -84,7 +84,7 @@ def _implicit_dim(name: str, ndim: int, stacklevel: int) -> int:
 
 def softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype | None = None
-) -> Tensor:  # noqa: E501
+) -> Tensor:
     """exp(x) / sum(exp(x)) along ``dim``; ``dtype`` casts first.
 
     Raises:
@@ -100,7 +100,7 @@ def softmax(
 
 def log_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype | None = None
-) -> Tensor:  # noqa: E501
+) -> Tensor:
     """log(softmax(x)) along ``dim``, computed without overflow; ``dtype`` casts first.
 
     Raises:
@@ -116,7 +116,7 @@ def log_softmax(
 
 def softmin(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Dtype | None = None
-) -> Tensor:  # noqa: E501
+) -> Tensor:
     """``softmax(-input)``."""
     if dim is None:
         dim = _implicit_dim("softmin", input.dim(), _stacklevel)
