@@ -535,6 +535,34 @@ def test_print_on_one_rank_only(capsys: Any) -> None:
     assert capsys.readouterr().out == "rank 0\n" * 2
 
 
+def test_printing_that_starts_on_one_rank_after_both_know_the_call(capsys: Any) -> None:
+    class Logs(Mlp):
+        log = False
+
+        def forward(self, x: Any) -> Any:
+            if self.log:
+                print("logged")
+            return super().forward(x)
+
+    def run(rank: int) -> Any:
+        model = fully_shard(seeded(Logs))
+        for step in range(3):
+            model.log = rank == 0 and step == 1
+            mlp_loss(model, rank, 0).backward()
+        return local(model.inner.weight.grad)
+
+    grads = []
+    for rank in range(2):
+        twin = seeded(Mlp)
+        mlp_loss(twin, rank, 0).backward()
+        grads.append(local(twin.inner.weight.grad))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rank, grad in enumerate(on_ranks(2, run)):
+            close(grad, 3 * own_slice((grads[0] + grads[1]) / 2, 2, rank))
+    assert capsys.readouterr().out == "logged\n"
+
+
 def test_a_file_written_in_forward(tmp_path: Any) -> None:
     log = tmp_path / "log"
 

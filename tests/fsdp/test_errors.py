@@ -29,6 +29,7 @@ from helpers import (
 
 import tensorplay as tp
 import tensorplay.nn as nn
+from tensorplay.distributed import DistBackendError
 from tensorplay.distributed.device_mesh import init_device_mesh
 from tensorplay.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -585,6 +586,36 @@ def test_an_exception_inside_forward_loses_nothing(where: str, eager: bool) -> N
         assert shown == shapes
         for name, grad in grads.items():
             close(grad, wanted[name], name)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_exception_on_one_rank_ends_the_others_and_is_the_one_reported(known: bool) -> None:
+    class Sometimes(Mlp):
+        fail = False
+
+        def forward(self, x: Any) -> Any:
+            if self.fail:
+                raise Custom("on this rank only")
+            return super().forward(x)
+
+    others: list[str] = []
+
+    def run(rank: int) -> None:
+        model = fully_shard(seeded(Sometimes))
+        if known:
+            mlp_loss(model, rank, 0).backward()
+        model.fail = rank == 1
+        try:
+            mlp_loss(model, rank, 0).backward()
+        except DistBackendError as error:
+            others.append(str(error))
+            raise
+
+    with pytest.raises(Custom, match="on this rank only") as caught, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        on_ranks(2, run)
+    assert "rank 1" in " ".join(caught.value.__notes__)
+    assert len(others) == 1 and "rank 1 raised Custom" in others[0]
 
 
 def test_an_exception_in_a_tensor_hook_during_backward() -> None:

@@ -173,7 +173,8 @@ class FSDPState:
 
         def on_gradient(grad: Tensor) -> None:
             assert self.group is not None
-            queue_callback(self.group.to_sharded)
+            if self.group.reshard_after_backward:
+                queue_callback(self.group.to_sharded)
 
         for tensor in flatten(out)[0]:
             if tensor.requires_grad:
