@@ -22,6 +22,7 @@ from helpers import (
     whole,
 )
 
+import tensorplay as tp
 import tensorplay.nn as nn
 from tensorplay.distributed.device_mesh import init_device_mesh
 from tensorplay.distributed.fsdp import fully_shard, share_comm_ctx
@@ -186,3 +187,20 @@ def test_knobs_that_have_no_counterpart_here_are_accepted() -> None:
     close(local(model.inner.weight.grad), twin.grads[0]["inner.weight"])
     with pytest.raises(ValueError, match="FSDPModule"):
         share_comm_ctx([Mlp()])  # type: ignore[list-item]
+
+
+def test_backward_does_not_gather_where_that_is_forbidden() -> None:
+    def run(rank: int) -> None:
+        model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        ids = tp.tensor([0, 3, 3])
+        model[0].set_unshard_in_backward(False)
+        model(ids).sum().backward()
+        assert model[0].weight.grad is not None
+        model[1].set_unshard_in_backward(False)
+        with pytest.raises(RuntimeError, match=r"set_unshard_in_backward\(False\)"):
+            model(ids).sum().backward()
+
+    on_ranks(2, run)

@@ -121,6 +121,11 @@ class Call:
         """Raises RuntimeError if shards that have to be gathered again changed since forward."""
         for n in self.plan.needed_groups:
             group = self.groups[n]
+            if not (group.unshard_in_backward or self.plan.uses[n].kept):
+                raise RuntimeError(
+                    f"backward needs the parameters {group.names}, but "
+                    "set_unshard_in_backward(False) forbids to gather them: set it to True"
+                )
             if self.plan.uses[n].kept or group.versions() == self.versions[n]:
                 continue
             changed = [

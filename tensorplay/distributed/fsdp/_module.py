@@ -154,6 +154,15 @@ class FSDPModule:
         for group in self._groups(recurse):
             group.reduce_unused = bool(reduce_scatter_unused_params)
 
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Whether backward may gather this module's parameters again.
+
+        Backward gathers only what it computes with anyway. With False it raises RuntimeError where
+        it would have to gather these, as for an embedding it never has.
+        """
+        for group in self._groups(recurse=False):
+            group.unshard_in_backward = bool(unshard_in_backward)
+
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Accepted as in PyTorch, where it delays waiting for reductions between microbatches.
 

@@ -49,6 +49,7 @@ class FSDPParamGroup:
             summed over the shard axis only are kept.
         partial: pieces kept that way, by position in ``params``.
         reshard_after_backward: show the shards again when backward is through.
+        unshard_in_backward: backward may gather the parameters again.
         reduce_unused: give parameters that no gradient reached a gradient of zeros.
         forward_prefetch, backward_prefetch: groups to gather ahead when this one is entered; None
             for the next one.
@@ -68,6 +69,7 @@ class FSDPParamGroup:
         self.requires_all_reduce = True
         self.reshard_after_backward = True
         self.reduce_unused = False
+        self.unshard_in_backward = True
         self.forward_prefetch: list[FSDPParamGroup] | None = None
         self.backward_prefetch: list[FSDPParamGroup] | None = None
         self.divide_factor: float | None = None
