@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -210,7 +211,8 @@ def _run(fn: Callable[..., Any], index: int, args: tuple[Any, ...], error_file: 
     try:
         fn(index, *args)
     except KeyboardInterrupt:
-        pass  # the parent has been interrupted too, and says so
+        sys.stdout.flush()
+        os._exit(130)  # the parent, interrupted too, says so; no rank is waited for any more
     except Exception as error:
         Path(error_file).write_text(traceback.format_exc())
         raise SystemExit(1) from error
