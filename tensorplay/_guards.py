@@ -205,8 +205,6 @@ class Watch:
 
 _HEAP_TYPE = 1 << 9
 
-Location = tuple[int, int]
-
 
 class Reads:
     """The globals that a trace read, for comparing at later calls."""

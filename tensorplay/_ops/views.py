@@ -98,10 +98,6 @@ def reshape(x: Tensor, *shape: Any) -> Tensor:
     return view_through(x, (_views.reshape_step(sizes),))
 
 
-def _reshape_any(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    return reshape(x, sizes)
-
-
 def permute(x: Tensor, *dims: Any) -> Tensor:
     """Dims in another order."""
     order = tuple(wrap_dim(d, x.dim()) for d in as_sizes(dims))
@@ -168,7 +164,7 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
     """A dim of size 1 at ``dim``."""
     sizes = list(x._array_shape())
     sizes.insert(wrap_dim(dim, x.dim() + 1), 1)
-    return _reshape_any(x, tuple(sizes))
+    return reshape(x, tuple(sizes))
 
 
 def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
@@ -176,7 +172,7 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     drop = {wrap_dim(d, x.dim()) for d in dims}
     sizes = tuple(s for d, s in enumerate(x._array_shape()) if d not in drop or s != 1)
-    return _reshape_any(x, sizes)
+    return reshape(x, sizes)
 
 
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
