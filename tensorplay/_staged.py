@@ -254,6 +254,8 @@ class Tracing:
         outside: tensors from outside that are inputs, each the first of its storage.
         groups: the groups of whole parameters, with the avals of each.
         mesh: the jax mesh whose axes are bound.
+        shapes: of the arguments, as the Python is to see them.
+        apart: outputs are no views of each other, since the caller changes them.
     """
 
     def __init__(
@@ -264,7 +266,10 @@ class Tracing:
         outside: list[Tensor],
         groups: dict[Any, Any],
         mesh: Any,
+        shapes: Sequence[tuple[int, ...]],
+        apart: bool,
     ) -> None:
+        self.shapes, self.apart = shapes, apart
         self.run, self.arguments, self.structure = run, arguments, structure
         self.outside, self.groups, self.mesh = outside, groups, mesh
         self.trace = Trace(default_generator(), self._place())
@@ -319,7 +324,8 @@ class Tracing:
         wholes = [a for avals in self.groups.values() for a in avals]
         outside = [_struct(t._storage.array) for t in self.outside]
         arguments = [
-            jax.ShapeDtypeStruct(t._array_shape(), t._storage.array.dtype) for t in self.arguments
+            jax.ShapeDtypeStruct(shape, t._storage.array.dtype)
+            for t, shape in zip(self.arguments, self.shapes, strict=True)
         ]
         return [*wholes, *outside, *arguments, jax.ShapeDtypeStruct((4,), np.uint32)]
 
@@ -413,7 +419,7 @@ class Tracing:
         if any(hasattr(value, "__next__") for value in constants(self._result)):
             self.trace.abort("returns an iterator")
         storages = _Storages(self.trace, arguments, self.outside)
-        self._tensors = storages.describe(found)
+        self._tensors = storages.describe(found, self.apart)
         self._written = tuple(
             i for i, t in enumerate(self.outside) if t._storage in self.trace.writes
         )
@@ -442,11 +448,11 @@ class _Storages:
         self.differentiable: set[int] = set()
         self._numbers: dict[Storage, int] = {}
 
-    def describe(self, tensors: list[Tensor]) -> list[OutputTensor]:
+    def describe(self, tensors: list[Tensor], apart: bool) -> list[OutputTensor]:
         counts: dict[Storage, int] = {}
         for t in tensors:
             counts[t._storage] = counts.get(t._storage, 0) + 1
-        return [self._one(t, counts[t._storage] > 1) for t in tensors]
+        return [self._one(t, counts[t._storage] > 1 and not apart) for t in tensors]
 
     def _one(self, t: Tensor, shared: bool) -> OutputTensor:
         if id(t) in self.arguments:

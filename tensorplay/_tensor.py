@@ -84,6 +84,16 @@ class Storage:
         if state.trace is not None:
             state.trace.own(self)
 
+    @property
+    def held(self) -> Any:
+        """All that this thread holds of the value: ``array``, with padding and other ranks' pieces
+        where there are such."""
+        return self.array
+
+    @held.setter
+    def held(self, array: Any) -> None:
+        self.array = array
+
 
 class Tensor:
     """A multi-dimensional array with torch's semantics over a jax array.
@@ -329,12 +339,20 @@ class Tensor:
         if not self._untracked:
             storage.version += 1
 
+    def _write_pieces(self, held: Any) -> None:
+        """Stores the padded pieces of a tensor with a layout, as a new version."""
+        self._storage.held = held
+        if not self._untracked:
+            self._storage.version += 1
+
     def _host(self) -> np.ndarray:
         """The value in host memory, once computed."""
         if state.trace is not None:
             state.trace.abort("reads the value of a tensor")
         if self.is_meta:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+        if self._layout is not None:
+            self._layout.refuse_read(self)
         return to_host(self._read())
 
     def item(self) -> Any:

@@ -195,10 +195,11 @@ def full(
 
 
 def _like(x: Tensor, value: Any, dtype: Dtype | None, device: DeviceLike, grad: bool) -> Tensor:
-    if x._layout is not None:
-        out = x._layout.full_like(x, value, (dtype or x.dtype).numpy)
-        return out.requires_grad_() if grad else out
     place = Device("meta") if x.is_meta and device is None else device
+    if x._layout is not None:
+        on_meta = place is not None and Device(place).type == "meta"
+        out = x._layout.full(value, (dtype or x.dtype).numpy, on_meta)
+        return out.requires_grad_() if grad else out
     return _sized(value, x._array_shape(), (dtype or x.dtype).numpy, place, grad)
 
 

@@ -35,7 +35,7 @@ def assign(x: Tensor, value: Tensor) -> Tensor:
     if recorded and x._view_kind is not None:
         raise RuntimeError(_REFUSED_VIEWS[x._view_kind])
     if not recorded:
-        x._write(value._read())
+        _store(x, value)
         return x
     if x._base is not None:
         base = x._base
@@ -47,10 +47,17 @@ def assign(x: Tensor, value: Tensor) -> Tensor:
         base._set_history(whole.grad_fn, whole._output_nr, whole.requires_grad)
         x._sync()
     else:
-        x._write(value._read())
+        _store(x, value)
         _follow_storage(value, x)
         x._set_history(value.grad_fn, value._output_nr, value.requires_grad)
     return x
+
+
+def _store(x: Tensor, value: Tensor) -> None:
+    if x._layout is None:
+        x._write(value._read())
+    else:
+        x._write_pieces(value._storage.held)
 
 
 def _follow_storage(value: Tensor, x: Tensor) -> None:

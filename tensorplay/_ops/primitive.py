@@ -79,7 +79,7 @@ class Primitive:
                 if record:
                     return self._record(args, arrays, mask, options)
                 if options or state.default_dtype is not None:
-                    out = self._compile(options)(*arrays)
+                    out = self.compiled(options)(*arrays)
                 else:
                     out = self._plain(*arrays)
         except (TypeError, ValueError) as error:
@@ -88,7 +88,8 @@ class Primitive:
             raise self._explained(error, arrays) from error
         return _wrap_all(out)
 
-    def _compile(self, options: dict[str, Any]) -> Callable[..., Any]:
+    def compiled(self, options: dict[str, Any]) -> Callable[..., Any]:
+        """The compiled function of arrays."""
         key = (state.default_dtype, *options.items())
         found = self._compiled.get(key)
         if found is None:
@@ -125,15 +126,13 @@ class Primitive:
             (a._layout for a in args if getattr(a, "_layout", None) is not None), None
         )
         if layout is not None:
-            layout.check(self.name, self.elementwise, args)
+            layout.check(self, args)
         if state.trace is not None:
             return self._traced(args, mask, options)
         record = bool(mask and state.grad_enabled and self.differentiable)
         if record:
             layout.refuse_recording(self.name, args)
-        with jax.enable_x64(True):
-            out = self._compile(options)(*[_value(a) for a in args])
-        return layout.wrap(out)
+        return layout.run(self, args, options)
 
     @paused_profile
     def _traced(self, args: Any, mask: int, options: dict[str, Any]) -> Any:
@@ -435,10 +434,6 @@ def _at_edge(array: Any, edge: Any) -> Tensor:
 
 def _edge_or_none(a: Any) -> Any:
     return a._edge() if isinstance(a, Tensor) and a._requires_grad else None
-
-
-def _value(a: Any) -> Any:
-    return a._read() if isinstance(a, Tensor) else a
 
 
 def _traced_value(a: Any) -> Any:

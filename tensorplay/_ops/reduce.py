@@ -302,7 +302,8 @@ def amin(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 
 def _nonempty(input: Tensor, name: str) -> None:
-    if input.numel() == 0:
+    shape = input._array_shape() if input._layout is None else input._layout.global_shape
+    if 0 in shape:
         raise RuntimeError(
             f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the "
             "reduction dim with the 'dim' argument."

@@ -30,7 +30,7 @@ def _read_view(x: Tensor, chain: Chain) -> Tensor:
 def view_through(x: Tensor, chain: Chain) -> Tensor:
     """The view of ``x`` that ``chain`` describes; recorded where ``x`` requires grad."""
     if x._layout is not None:
-        x._layout.check("view", False, (x,))
+        x._layout.refuse_view(x)
     out = Tensor.__new__(Tensor)
     out._storage = x._storage
     out._chain = (x._chain or ()) + chain

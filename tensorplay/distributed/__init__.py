@@ -2,6 +2,8 @@
 
 from . import checkpoint as checkpoint
 from . import fsdp as fsdp
+from . import nn as nn
+from . import tensor as tensor
 from ._collectives import all_reduce as all_reduce
 from ._collectives import broadcast as broadcast
 from ._collectives import reduce as reduce
@@ -50,6 +52,7 @@ from ._rank_threads import run_ranks as run_ranks
 from ._reduce_op import ReduceOp as ReduceOp
 from ._reduce_op import _make_nccl_premul_sum as _make_nccl_premul_sum
 from ._registrations import register as _register
+from ._replicate import replicate as replicate
 from ._subgroups import get_default_backend_for_device as get_default_backend_for_device
 from ._subgroups import is_backend_available as is_backend_available
 from ._subgroups import is_gloo_available as is_gloo_available

@@ -28,8 +28,7 @@ from ._process_group import (
     get_group_rank,
     group_or_default,
 )
-from ._sharding import per_rank_jit
-from ._spmd import launch, shared_program
+from ._spmd import launch, per_rank_jit, shared_program
 from ._work import Work
 from ._world import current_world
 

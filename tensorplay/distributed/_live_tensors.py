@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._tensor import Storage
-from ._sharding import ShardedStorage
+from ._layout import LaidOutStorage
 from ._spmd import Spread
 from ._world import on_backend_reset
 
@@ -35,7 +35,7 @@ def _push() -> None:
         while _values:
             cell, value = _values.pop()
             array = jnp.asarray(value)
-            if isinstance(cell, ShardedStorage):
+            if isinstance(cell, LaidOutStorage):
                 cell.value = Spread(cell.value.mesh, array)
             else:
                 cell.array = array

@@ -3,6 +3,10 @@
 A *local value* is one rank's array on its own device, with ndim >= 1. The *global array* of the
 same value is one ``jax.Array`` over a mesh, sharded on dim 0 by all mesh axes together: its dim 0
 is the ranks' local dims 0, one after the other.
+
+A mesh of devices that no rank drives is *controlled*: the one thread of this process holds every
+rank's piece. To whoever looks at a single piece it is the first rank of the mesh; a local array
+that it brings is every rank's piece; and what it computes with (`Spread.held`) is the global array.
 """
 
 from __future__ import annotations
@@ -35,15 +39,23 @@ class _Plan:
         ranks: the global ranks of the mesh's devices, in mesh order.
         devices: the mesh's devices, in mesh order.
         size: number of devices.
+        controlled: no rank drives the devices; this thread drives all of them.
     """
 
-    __slots__ = ("devices", "ranks", "sharding", "size")
+    __slots__ = ("controlled", "devices", "ranks", "sharding", "size")
 
     def __init__(self, mesh: Mesh, world: World) -> None:
         self.sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self.ranks = _ranks_of(mesh, world)
         self.devices = tuple(mesh.devices.flat)
         self.size = mesh.size
+        self.controlled = not self.ranks
+
+    def from_own(self, local: jax.Array) -> jax.Array:
+        """The global array of one rank's local value; with one controller all ranks have it."""
+        if self.controlled:
+            return self.assemble([jax.device_put(local, device) for device in self.devices])
+        return self.assemble([local])
 
     def assemble(self, locals_: list[jax.Array]) -> jax.Array:
         """One global array from the local values that this process has, in mesh order."""
@@ -53,6 +65,16 @@ class _Plan:
 
 
 _plans: dict[Mesh, _Plan] = {}
+
+
+def controlled(mesh: Mesh) -> bool:
+    """Whether this thread drives all of the mesh's devices, since no ranks do."""
+    return _plan(mesh).controlled
+
+
+def sharding_of(mesh: Mesh) -> NamedSharding:
+    """The sharding of every global array over the mesh."""
+    return _plan(mesh).sharding
 
 
 def _plan(mesh: Mesh) -> _Plan:
@@ -79,8 +101,8 @@ class Spread:
     Attributes:
         mesh: the ``jax.sharding.Mesh`` of the ranks.
 
-    Make one with `of_local` or `of_global`. Whichever form is missing is made at the first use and
-    kept.
+    Make one with `of_local`, `of_global` or `of_held`. Whichever form is missing is made at the
+    first use and kept.
     """
 
     __slots__ = ("_global", "_local", "mesh")
@@ -98,6 +120,11 @@ class Spread:
         return cls(mesh, local)
 
     @classmethod
+    def of_held(cls, mesh: Mesh, held: jax.Array) -> Self:
+        """From what `held` gives."""
+        return cls(mesh, None, held) if controlled(mesh) else cls(mesh, held)
+
+    @classmethod
     def of_global(cls, mesh: Mesh, global_array: jax.Array) -> Self:
         """From the global array, sharded on dim 0 by all of the mesh's axes."""
         return cls(mesh, None, global_array)
@@ -111,9 +138,9 @@ class Spread:
         return self._local
 
     @property
-    def has_global(self) -> bool:
-        """Whether `global_array` is there already."""
-        return self._global is not None
+    def held(self) -> jax.Array:
+        """What this thread computes with: its rank's piece; those of all ranks if it drives all."""
+        return self.global_array if controlled(self.mesh) else self.local
 
     @property
     def global_array(self) -> jax.Array:
@@ -127,9 +154,9 @@ class Spread:
             if _meets(self.mesh, current_world()):
                 raise RuntimeError(
                     "one rank thread alone cannot assemble a global array: pass the value to a "
-                    "program with launch(), or call gather_global() on every rank"
+                    "program with launch()"
                 )
-            self._global = _plan(self.mesh).assemble([self._local])
+            self._global = _plan(self.mesh).from_own(self._local)
         return self._global
 
     def __repr__(self) -> str:
@@ -150,16 +177,16 @@ def _own_index(mesh: Mesh) -> int:
     return _plan(mesh).ranks.index(world.rank) if _meets(mesh, world) else 0
 
 
-def gather_global(values: Sequence[Spread]) -> None:
-    """Make the global arrays of ``values`` (one mesh) on all ranks; every rank must call it."""
-    if values:
-        arrays = launch(values[0].mesh, _identity, values)
-        for value, array in zip(values, arrays, strict=True):
-            value._global = array._global
+def per_rank_jit(fn: Callable[..., Any], mesh: Mesh) -> Any:
+    """``fn``, of one rank's arrays (ndim >= 1), compiled for all ranks of ``mesh``."""
+    spec = PartitionSpec(mesh.axis_names)
 
+    def traced(*args: Any) -> Any:
+        with jax.enable_x64(True):
+            return fn(*args)
 
-def _identity(*arrays: jax.Array) -> Sequence[jax.Array]:
-    return arrays
+    traced.__name__ = getattr(fn, "__name__", "per_rank")
+    return jax.jit(jax.shard_map(traced, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
 
 
 def launch(mesh: Mesh, program: Program, args: Sequence[Spread | jax.Array]) -> list[Spread]:
@@ -185,7 +212,7 @@ def launch(mesh: Mesh, program: Program, args: Sequence[Spread | jax.Array]) -> 
             _failures.check(plan.ranks)
         _failures.launched(plan.ranks)
     try:
-        arrays = [a.global_array if isinstance(a, Spread) else plan.assemble([a]) for a in args]
+        arrays = [a.global_array if isinstance(a, Spread) else plan.from_own(a) for a in args]
         with jax.enable_x64(True):
             outputs = program(*arrays)
     except Exception as error:

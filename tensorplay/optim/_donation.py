@@ -17,8 +17,8 @@ def _whole(t: Tensor) -> bool:
 
 
 def array_of(t: Tensor) -> Any:
-    """The array of ``t``; of a sharded tensor, with padding."""
-    return t._storage.array if _whole(t) else t._read()
+    """The array of ``t``; of a sharded tensor, what this thread holds of it, with padding."""
+    return t._storage.held if _whole(t) else t._read()
 
 
 def sole(t: Tensor) -> Any:
@@ -32,8 +32,8 @@ def sole(t: Tensor) -> Any:
         return jnp.copy(t._read())
     t._cached = None
     if _holders(t._storage) > _STORAGE_ALONE:
-        t._storage.array = jnp.copy(t._storage.array)
-    return t._storage.array
+        t._storage.held = jnp.copy(t._storage.held)
+    return t._storage.held
 
 
 def alike(*trees: Any) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ def _committed(array: Any) -> Any:
 
 
 def _holders(storage: Storage) -> int:
-    return sys.getrefcount(storage.array)
+    return sys.getrefcount(storage.held)
 
 
 _STORAGE_ALONE = _holders(Storage(object()))
@@ -61,7 +61,7 @@ _STORAGE_ALONE = _holders(Storage(object()))
 def store(t: Tensor, array: Any) -> None:
     """Makes ``array`` the value of ``t``; autograd sees a new version."""
     if _whole(t):
-        t._storage.array = array
+        t._storage.held = array
         t._storage.version += 1
     else:
         t._write(array)

@@ -368,7 +368,7 @@ def _placed(param: Tensor, value: Any, dtype: Any) -> Tensor:
     out = state_like(param, 0, value.dtype)
     with jax.enable_x64(True):
         if value._layout is not None:
-            out._storage.array = jnp.copy(value._storage.array)
+            out._write_pieces(jnp.copy(value._storage.held))
         else:
             out._write(jax.device_put(value._read(), out._read().sharding, may_alias=False))
     return out

@@ -125,7 +125,7 @@ def _batches(groups: Iterable[ParamGroup]) -> Iterable[list[tuple[Tensor, ParamG
         for p in group["params"]:
             if p.grad is None:
                 continue
-            array = p._storage.array
+            array = array_of(p)
             turn = seen[id(p._storage)]
             seen[id(p._storage)] += 1
             key = (turn, _place(array.sharding), array.dtype in _WIDE)

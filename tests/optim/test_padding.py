@@ -34,20 +34,21 @@ class Layout:
         out._layout = self
         return out
 
-    def full_like(self, like: Any, value: float, dtype: Any) -> Any:
-        return self.tensor(np.full(like.shape, value, dtype))
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
 
-
-LAYOUT = Layout()
+    def full(self, value: float, dtype: Any, on_meta: bool) -> Any:
+        return self.tensor(np.full((self.rows, PADDED[1]), value, dtype))
 
 
 def sharded(rows: int, seed: int) -> tuple[Any, Any]:
     """A sharded parameter with that many own rows, and a plain twin."""
     rng = np.random.RandomState(seed)
     values = rng.randn(rows, PADDED[1]).astype(np.float32)
-    own, twin = LAYOUT.tensor(values).requires_grad_(), tp.tensor(values).requires_grad_()
+    layout = Layout(rows)
+    own, twin = layout.tensor(values).requires_grad_(), tp.tensor(values).requires_grad_()
     grad = rng.randn(*values.shape).astype(np.float32)
-    own._grad, twin.grad = LAYOUT.tensor(grad), tp.tensor(grad)
+    own._grad, twin.grad = layout.tensor(grad), tp.tensor(grad)
     return own, twin
 
 

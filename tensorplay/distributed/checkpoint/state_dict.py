@@ -19,7 +19,7 @@ from ...optim._optimizer import Optimizer
 from .._collectives import broadcast
 from .._object_collectives import broadcast_object_list
 from .._process_group import get_rank, is_initialized
-from .._sharding import ShardLayout
+from .._layout import Layout
 
 Optimizers = Optimizer | Sequence[Optimizer]
 
@@ -221,7 +221,7 @@ def _exported(values: Any, options: StateDictOptions) -> Any:
 
 def _cut_like(own: Any, value: Any) -> Any:
     """This rank's rows of a whole tensor, where ``own`` is sharded and ``value`` is that whole."""
-    layout: ShardLayout | None = own._layout if isinstance(own, Tensor) else None
+    layout: Layout | None = own._layout if isinstance(own, Tensor) else None
     if layout is None or not isinstance(value, Tensor) or value._layout is not None:
         return value
     if tuple(value.shape) != layout.global_shape:

@@ -12,9 +12,9 @@ from ..._ops.random import default_generator
 from ..._staged import StagedCall, make_result
 from ..._state import state as thread
 from ..._tensor import Tensor, wrap
-from .._spmd import Spread, launch, shared_program
+from .._spmd import Spread, controlled, launch, shared_program
 from .._world import current_world
-from ._mesh import DataParallelMesh
+from ._boundary import RankBoundary
 from ._param_group import FSDPParamGroup
 from ._programs import Backward, Plan
 
@@ -24,7 +24,7 @@ class Call:
 
     def __init__(
         self,
-        mesh: DataParallelMesh,
+        boundary: RankBoundary,
         staged: StagedCall,
         plan: Plan,
         groups: list[FSDPParamGroup],
@@ -33,15 +33,15 @@ class Call:
     ) -> None:
         self.staged, self.plan, self.groups = staged, plan, groups
         self.arguments, self.outside = arguments, outside
-        self.mesh, self.rank = mesh.jax_mesh, mesh.rank
+        self.boundary, self.mesh = boundary, boundary.mesh.jax_mesh
 
     def forward(self, handed: Any) -> Any:
         """Runs the forward program and makes the result; ``handed`` is (args, kwargs)."""
-        inputs = [_input(t._storage.array) for t in self.outside]
-        inputs += [_input(t._read()) for t in self.arguments]
+        boundary = self.boundary
+        self.inputs = [boundary.same(t._storage.array) for t in self.outside]
+        self.inputs += [boundary.argument(i, t._read()) for i, t in enumerate(self.arguments)]
         if self.staged.draws:
-            inputs.append(self._random_input())
-        self.inputs = [Spread.of_local(self.mesh, a) for a in inputs]
+            self.inputs.append(self._random_input())
         self.pieces = [g.pieces() for g in self.groups]
         self.versions = [g.versions() for g in self.groups]
         parameters = [
@@ -49,16 +49,16 @@ class Call:
             for g, use, pieces in zip(self.groups, self.plan.uses, self.pieces, strict=True)
             for x in (_wholes(g) if use.given else pieces)
         ]
-        inputs = [*parameters, *self.inputs, _zero()]
+        inputs = [*parameters, *self.inputs, _zero(self.mesh)]
         outputs = launch(self.mesh, self.plan.forward, inputs)
         return self._take(outputs, handed)
 
-    def _random_input(self) -> Any:
+    def _random_input(self) -> Spread:
         generator = default_generator()
         high, low = generator.words()
-        numbers = [high, low, generator.offset, self.rank]
+        numbers = [high, low, generator.offset]
         generator.skip(self.staged.draws)
-        return jax.numpy.asarray(np.array(numbers, np.uint32))
+        return self.boundary.random(numbers)
 
     def _take(self, outputs: list[Spread], handed: Any) -> Any:
         staged, plan = self.staged, self.plan
@@ -79,12 +79,13 @@ class Call:
                 group.to_sharded()
         node = CompiledNode(self) if staged.differentiated else None
         arrays = [
-            _output(v.local, aval) for v, aval in zip(values, staged.value_avals, strict=True)
+            self.boundary.output(v, aval)
+            for v, aval in zip(values, staged.value_avals, strict=True)
         ]
         return make_result(staged, arrays, self.arguments, handed, self.outside, node)
 
     def _write_back(self, tensor: Tensor, array: Any) -> None:
-        tensor._storage.array = _output(array, tensor._storage.array)
+        tensor._storage.array = array.reshape(tensor._storage.array.shape)
         tensor._storage.version += 1
 
     # --- backward ----------------------------------------------------------------------------
@@ -107,10 +108,12 @@ class Call:
             arguments += self.wholes[n] if self.plan.uses[n].kept else self.pieces[n]
         arguments += [self.inputs[i - self.plan.num_wholes] for i in self.plan.reused]
         arguments += self.kept
-        arguments += [_input(g._read()) for g in grads if g is not None]
+        arguments += [
+            self.boundary.gradient_of_output(g._read()) for g in grads if g is not None
+        ]
         for group, how in zip(self.groups, reductions, strict=True):
             arguments += group.take_waiting(how)
-        arguments.append(_zero())
+        arguments.append(_zero(self.mesh))
         outputs = launch(self.mesh, program.program, arguments)
         for group in self.groups:
             if group.reshard_after_backward:
@@ -159,11 +162,15 @@ class Call:
             elif place[0] == "parameter":
                 parameters.setdefault(place[1], []).append(spread.local)
             else:
-                aval = self.staged.forward.invars[place[1]].aval
-                by_place[place[1]] = wrap(_output(spread.local, aval))
+                by_place[place[1]] = wrap(self._gradient_of_input(place[1], spread))
         for n, wholes in parameters.items():
             self.groups[n].to_unsharded(wholes)
         return [by_place.get(place) for place in self._places()]
+
+    def _gradient_of_input(self, position: int, spread: Spread) -> Any:
+        aval = self.staged.forward.invars[position].aval
+        first = self.plan.num_wholes + self.staged.num_outside
+        return self.boundary.gradient_of_argument(spread, aval, position - first)
 
     def _places(self) -> list[Any]:
         """For each edge: (group, parameter), or the position of another forward input."""
@@ -220,21 +227,10 @@ def _wholes(group: FSDPParamGroup) -> list[Any]:
     return [p.unsharded._storage.array for p in group.params]  # type: ignore[union-attr]
 
 
-def _input(array: Any) -> Any:
-    """Scalars get a dim, which carries the mesh axes."""
-    return _with_dim(array) if array.ndim == 0 else array
-
-
-def _output(array: Any, aval: Any) -> Any:
-    """Takes that dim away again."""
-    return _without_dim(array) if len(aval.shape) == 0 else array
-
-
-def _zero() -> Any:
+def _zero(mesh: Any) -> Any:
     """The zero that XLA does not know of; see ``depending_on``."""
     device = current_world().device
-    return shared_program(("zero", device), lambda: jax.device_put(np.zeros(1, np.uint32), device))
-
-
-_with_dim = jax.jit(lambda a: a.reshape(1))
-_without_dim = jax.jit(lambda a: a.reshape(()))
+    zero = shared_program(("zero", device), lambda: jax.device_put(np.zeros(1, np.uint32), device))
+    if not controlled(mesh):
+        return zero
+    return shared_program(("zero", mesh), lambda: Spread.of_local(mesh, zero))

@@ -19,6 +19,7 @@ from ..._tensor import Tensor, state_changes
 from .._agreement import COMPILED, EAGERLY, Agreement
 from .._spmd import shared_program
 from .._world import current_world
+from ._boundary import RankBoundary, boundary_of, inside_one_rank
 from ._call import Call
 from ._param_group import FSDPParamGroup, ShardedState
 from ._programs import GroupUse, Plan
@@ -77,19 +78,22 @@ class CompiledCalls:
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Any, method: str = "") -> Any:
         """Calls ``call(*args, **kwargs)``: the module, or one of its methods."""
+        if inside_one_rank():
+            return self.state.run_eagerly(call, args, kwargs)
         tensors, structure = flatten((args, kwargs))
+        boundary = boundary_of(self.state.mesh, tensors)
         _, groups = self._of_tree()
         for group in groups:
             group.adopt_replacements()
             group.refuse_meta()
-        entry, new = self._entry(call, tensors, structure, method)
+        entry, new = self._entry(call, tensors, structure, method, boundary)
         reason = self._reason_to_run_eagerly(entry, new, tensors)
         if reason is None:
-            return self._run_compiled(entry, groups, tensors, (args, kwargs))
+            return self._run_compiled(entry, groups, tensors, (args, kwargs), boundary)
         for group in groups:
             group.hide_traced()
         try:
-            out = self.state.run_eagerly(call, args, kwargs)
+            out = self.state.run_eagerly(call, args, kwargs, boundary)
         except BaseException:
             self._forget(entry)
             raise
@@ -123,20 +127,30 @@ class CompiledCalls:
         return self._tree[1:]
 
     def _entry(
-        self, call: Callable[..., Any], tensors: list[Tensor], structure: Any, method: str
+        self,
+        call: Callable[..., Any],
+        tensors: list[Tensor],
+        structure: Any,
+        method: str,
+        boundary: RankBoundary,
     ) -> tuple[Entry, bool]:
         """What is known of this call, tracing it if nothing is; and whether nothing was."""
         reason = _unfit_argument(tensors)
         if reason is None:
             try:
-                key = (method, signature(tensors, structure))
-                return self._find(call, tensors, structure, key)
+                key = (method, signature(tensors, structure), boundary.key)
+                return self._find(call, tensors, structure, key, boundary)
             except Unfrozen as error:
                 reason = f"reads something that {error}"
         return Entry(None, None, Eagerly(reason), (), -1), True
 
     def _find(
-        self, call: Callable[..., Any], tensors: list[Tensor], structure: Any, key: Any
+        self,
+        call: Callable[..., Any],
+        tensors: list[Tensor],
+        structure: Any,
+        key: Any,
+        boundary: RankBoundary,
     ) -> tuple[Entry, bool]:
         last = self._last
         if (
@@ -153,7 +167,8 @@ class CompiledCalls:
                 entry.fingerprint, entry.count = fingerprint, state_changes.count
                 self._last = entry
                 return entry, False
-        entry = self._last = self._trace(call, tensors, structure, key, fingerprint)
+        request = Request(self.state, call, tensors, structure, fingerprint, boundary)
+        entry = self._last = self._trace(request, key)
         found.append(entry)
         return entry, True
 
@@ -173,16 +188,9 @@ class CompiledCalls:
 
     # --- tracing -----------------------------------------------------------------------------
 
-    def _trace(
-        self,
-        call: Callable[..., Any],
-        tensors: list[Tensor],
-        structure: Any,
-        key: Any,
-        fingerprint: Fingerprint,
-    ) -> Entry:
+    def _trace(self, request: Request, key: Any) -> Entry:
         """Traces the call; where that fails, the entry says to run it eagerly."""
-        request = Request(self.state, call, tensors, structure, fingerprint)
+        fingerprint = request.fingerprint
         staged = shared_staged_call(
             ("staged", self.state.mesh.jax_mesh, key, fingerprint.key), request
         )
@@ -224,6 +232,7 @@ class CompiledCalls:
         groups: list[FSDPParamGroup],
         arguments: list[Tensor],
         handed: Any,
+        boundary: RankBoundary,
     ) -> Any:
         staged: StagedCall = entry.staged  # type: ignore[assignment]
         keeps = {s.group for s in self._of_tree()[0] if s.group is not None and not s.reshards()}
@@ -243,7 +252,7 @@ class CompiledCalls:
                 )
             )
         plan = self._plan(staged, tuple(uses))
-        call = Call(self.state.mesh, staged, plan, groups, arguments, entry.outside())
+        call = Call(boundary, staged, plan, groups, arguments, entry.outside())
         return call.forward(handed)
 
     def _plan(self, staged: StagedCall, uses: tuple[GroupUse, ...]) -> Plan:

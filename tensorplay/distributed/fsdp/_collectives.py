@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._chunks import flatten_piece, from_chunks, piece_shape, to_chunks, unflatten_piece
 from .._lax_collectives import ring_reduce_scatter
-from .._sharding import flatten_piece, from_chunks, piece_shape, to_chunks, unflatten_piece
 
 
 @dataclasses.dataclass(frozen=True)

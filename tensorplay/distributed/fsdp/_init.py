@@ -9,8 +9,8 @@ from ..._dtypes import dtype
 from ...nn._containers import ModuleDict, ModuleList
 from ...nn._module import Module
 from ...nn._parameter import Parameter
+from .._layout import Layout
 from .._placements import Shard
-from .._sharding import ShardLayout
 from ._api import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from ._mesh import DataParallelMesh
 from ._param import FSDPParam, Owner
@@ -208,7 +208,7 @@ def make_params(
     dims = [shard_dim(name, param, fn) for name, param, _ in owned]
     params = []
     for (name, param, owners), dim in zip(owned, dims, strict=True):
-        layout = ShardLayout(mesh.mesh, mesh.shard_axis, tuple(param.shape), dim)
+        layout = Layout.over_axis(mesh.mesh, mesh.shard_axis, tuple(param.shape), dim)
         params.append(FSDPParam(name, owners, param, layout))
     for p in params:
         p.show(p.sharded)

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 
 from .._process_group import get_world_size, is_initialized
+from .._spmd import controlled
 from .._world import current_world
 from ..device_mesh import DeviceMesh, init_device_mesh
 
@@ -28,6 +29,11 @@ class DataParallelMesh:
     @property
     def jax_mesh(self) -> jax.sharding.Mesh:
         return self.mesh.jax_mesh
+
+    @property
+    def controlled(self) -> bool:
+        """Whether one controller drives all ranks."""
+        return controlled(self.jax_mesh)
 
     @property
     def size(self) -> int:

@@ -13,7 +13,7 @@ from ..._graph import Edge
 from ..._tensor import _OWN_STATE, Storage, Tensor
 from ...nn._module import Module
 from ...nn._parameter import Parameter
-from .._sharding import ShardLayout
+from .._layout import Layout
 from ._api import MixedPrecisionPolicy
 from ._collectives import ParamSpec
 
@@ -36,7 +36,7 @@ class FSDPParam:
     """
 
     def __init__(
-        self, name: str, owners: list[Owner], param: Parameter, layout: ShardLayout
+        self, name: str, owners: list[Owner], param: Parameter, layout: Layout
     ) -> None:
         self.name, self.owners, self.layout = name, owners, layout
         self.sharded = _sharded_parameter(name, param, layout)
@@ -103,7 +103,7 @@ class FSDPParam:
         return out
 
 
-def _sharded_parameter(name: str, param: Parameter, layout: ShardLayout) -> Parameter:
+def _sharded_parameter(name: str, param: Parameter, layout: Layout) -> Parameter:
     out = type(param).__new__(type(param))
     whole = param._storage.array if param.is_meta else param._read()
     layout.fill(out, layout.cut(whole))

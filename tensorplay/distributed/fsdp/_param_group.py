@@ -14,8 +14,7 @@ from ..._state import state as thread
 from ..._tensor import Tensor
 from ...nn._module import Module
 from ...nn._parameter import Parameter
-from .._sharding import per_rank_jit
-from .._spmd import Spread, launch, shared_program
+from .._spmd import Spread, launch, per_rank_jit, shared_program
 from ._api import MixedPrecisionPolicy
 from ._collectives import GroupSpec, gather
 from ._mesh import DataParallelMesh
@@ -297,7 +296,7 @@ class FSDPParamGroup:
         """Adds a whole gradient to those that wait for the next reduction."""
         kept = self.unreduced.get(index)
         if kept is not None:
-            grad = Spread.of_local(self.mesh.jax_mesh, _add(kept.local, grad.local))
+            grad = Spread.of_held(self.mesh.jax_mesh, _add(kept.held, grad.held))
         self.unreduced[index] = grad
 
     def accumulator_edges(self) -> list[Any]:

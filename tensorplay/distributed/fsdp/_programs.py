@@ -21,7 +21,7 @@ from jax.extend.core import Literal
 
 from ..._program import Evaluation, Handler, Thunk, dependencies, depends
 from ..._staged import StagedCall
-from .._sharding import per_rank_jit
+from .._spmd import per_rank_jit
 from ._collectives import GroupSpec, gather
 from ._reduction import GroupReduction
 from ._schedule import (

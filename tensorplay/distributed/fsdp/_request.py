@@ -13,6 +13,7 @@ from ..._tensor import Tensor
 from ..._trace import Untraceable
 from .._spmd import shared_program
 from .._world import current_world
+from ._boundary import RankBoundary
 
 _MAX_OUTSIDE_ROUNDS = 8
 
@@ -33,6 +34,7 @@ class Request:
     tensors: list[Tensor]
     structure: Any
     fingerprint: Fingerprint
+    boundary: RankBoundary
 
     def stage(self) -> StagedCall | Eagerly:
         """Traces, again with more outside tensors where that is needed."""
@@ -66,6 +68,8 @@ class Request:
             distinct(outside),
             groups,
             self.state.mesh.jax_mesh,
+            self.boundary.shapes(self.tensors),
+            self.boundary.joins,
         )
         tracing.watch.expect(self.fingerprint.freezer)
         return tracing

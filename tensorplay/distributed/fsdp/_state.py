@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..._structure import flatten, map_tensors
 from ..._tensor import Tensor
 from ...nn._module import Module
 from ._api import MixedPrecisionPolicy
+from ._boundary import ControllerBoundary, RankBoundary, inside_one_rank, run_for_each_rank
 from ._mesh import DataParallelMesh
 from ._param_group import FSDPParamGroup, ShardedState
 from ._schedule import ENTER, LEAVE, mark
@@ -127,14 +129,26 @@ class FSDPState:
             storage = tensor._storage
             storage.array = mark(storage.array, place, trace.owner.number_of(self.group))
 
-    def run_eagerly(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """One forward as plain Python: gather, run, free."""
+    def run_eagerly(
+        self, run: Callable[..., Any], args: Any, kwargs: Any, boundary: RankBoundary | None = None
+    ) -> Any:
+        """One forward as plain Python: gather, run, free. One controller runs it for each rank."""
+        if isinstance(boundary, ControllerBoundary):
+            once = functools.partial(self._gathered, run)
+            buffers = list(self.module.buffers())
+            generator = default_generator()
+            with self.random_stream():
+                return run_for_each_rank(boundary, once, (args, kwargs), buffers, generator)
+        with self.random_stream():
+            return self._gathered(run, *args, **kwargs)
+
+    def _gathered(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs with the group's whole parameters shown."""
         group = self.group
         if group is not None:
             group.to_unsharded()
         try:
-            with self.random_stream():
-                out = self._run_body(run, args, kwargs)
+            out = self._run_body(run, args, kwargs)
         except BaseException:
             if group is not None:
                 group.to_sharded()
@@ -184,7 +198,9 @@ class FSDPState:
     def random_stream(self) -> Iterator[None]:
         """Lets random draws differ between data-parallel ranks that were seeded alike."""
         generator = default_generator()
-        outer, generator.stream = generator.stream, self.mesh.rank
+        outer = generator.stream
+        if not inside_one_rank():
+            generator.stream = self.mesh.rank
         try:
             yield
         finally:

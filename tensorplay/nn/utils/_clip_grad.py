@@ -1,7 +1,7 @@
 """Gradient clipping.
 
-The norm is one compiled program over all gradients, the scaling another. A sharded gradient counts
-with its own piece; the sums are then added up over the ranks, once for each set of ranks.
+The norm is one compiled program for each set of ranks (or devices) that gradients lie on, and so is
+the scaling. A sharded gradient counts with its own piece; the sums are then added up over the ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ..._ops.creation import tensor
 from ..._tensor import Tensor, wrap
@@ -33,12 +34,9 @@ def _gradients(parameters: Tensors) -> list[Tensor]:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _partial_norms(groups: list[list[Any]], p: float) -> list[Any]:
-    """For each group of arrays: the sum of |g|**p, or the largest |g| for p = inf."""
-    return [_partial_norm([wide(a) for a in arrays], p) for arrays in groups]
-
-
 def _partial_norm(arrays: list[Any], p: float) -> Any:
+    """The sum of |g|**p, or the largest |g| for p = inf."""
+    arrays = [wide(a) for a in arrays]
     if p == float("inf"):
         tops = [jnp.max(jnp.abs(a), initial=0) for a in arrays]
         return functools.reduce(jnp.maximum, tops)
@@ -64,9 +62,34 @@ def _limited(arrays: list[Any], limit: Any) -> list[Any]:
     return [jnp.clip(a, -limit.astype(a.dtype), limit.astype(a.dtype)) for a in arrays]
 
 
+def _held(x: Tensor) -> Any:
+    """The value; of a sharded tensor, what this thread holds of it, with padding."""
+    return x._read() if x._layout is None else x._storage.held
+
+
+def _by_devices(tensors: list[Tensor]) -> Iterable[list[Tensor]]:
+    """The tensors that one program can hold together."""
+    found: dict[Any, list[Tensor]] = {}
+    for x in tensors:
+        found.setdefault(frozenset(_held(x).sharding.device_set), []).append(x)
+    return found.values()
+
+
+def _beside(scalar: Any, array: Any) -> Any:
+    """``scalar`` on all devices of ``array``."""
+    if scalar.sharding.device_set == array.sharding.device_set:
+        return scalar
+    if len(array.sharding.device_set) == 1:
+        return jax.device_put(scalar, array.sharding)
+    return jax.device_put(scalar, NamedSharding(array.sharding.mesh, PartitionSpec()))
+
+
 def _replace(tensors: list[Tensor], arrays: list[Any]) -> None:
     for x, array in zip(tensors, arrays, strict=True):
-        x._write(array)
+        if x._layout is None:
+            x._write(array)
+        else:
+            x._write_pieces(array)
 
 
 @no_grad()
@@ -96,10 +119,9 @@ def get_total_norm(
     for x in found:
         groups.setdefault(None if x._layout is None else x._layout.group_key, []).append(x)
     with jax.enable_x64(True):
-        partials = _partial_norms([[x._read() for x in group] for group in groups.values()], p)
         partials = [
-            _over_ranks(partial, group[0]._layout, p)
-            for partial, group in zip(partials, groups.values(), strict=True)
+            _over_ranks(_partial_norm([_held(x) for x in group], p), group[0]._layout, p)
+            for group in groups.values()
         ]
         dtype = functools.reduce(jnp.promote_types, [x.dtype.numpy for x in found])
         total = wrap(_total(partials, p, np.dtype(dtype)))
@@ -124,10 +146,11 @@ def clip_grads_with_norm_(
 ) -> None:
     """Multiplies all gradients by ``min(max_norm / (total_norm + 1e-6), 1)``, in place."""
     grads = _gradients(parameters)
-    if grads:
-        with jax.enable_x64(True):
-            arrays = [g._read() for g in grads]
-            _replace(grads, _scaled(arrays, total_norm._read(), float(max_norm)))
+    with jax.enable_x64(True):
+        for together in _by_devices(grads):
+            arrays = [_held(g) for g in together]
+            total = _beside(total_norm._read(), arrays[0])
+            _replace(together, _scaled(arrays, total, float(max_norm)))
 
 
 def clip_grad_norm_(
@@ -154,7 +177,6 @@ def clip_grad_norm_(
 @no_grad()
 def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | None = None) -> None:
     """Limits the elements of all gradients to [-clip_value, clip_value], in place."""
-    grads = _gradients(parameters)
-    if grads:
-        with jax.enable_x64(True):
-            _replace(grads, _limited([g._read() for g in grads], float(clip_value)))
+    with jax.enable_x64(True):
+        for together in _by_devices(_gradients(parameters)):
+            _replace(together, _limited([_held(g) for g in together], float(clip_value)))
