@@ -32,7 +32,7 @@ from ._chunks import (
 )
 from ._placements import Partial, Placement, Replicate, Shard
 from ._reductions import reduced, reduction_of
-from ._spmd import Spread, controlled, launch, on_device, per_rank_jit, shared_program, sharding_of
+from ._spmd import Spread, controlled, launch, on_device, per_rank_jit, sharding_of, shared_program
 from .device_mesh import DeviceMesh
 
 
@@ -425,9 +425,7 @@ class Layout:
     def rows_of_each(self, spread: Spread) -> list[Any]:
         """Every rank's own rows, in mesh order, where one controller drives them."""
         places = list(np.ndindex(self.mesh.shape))
-        pieces = {
-            shard.device: shard.data for shard in spread.global_array.addressable_shards
-        }
+        pieces = {shard.device: shard.data for shard in spread.global_array.addressable_shards}
         devices = self.jax_mesh.devices
         shapes = [self.shape_at(place) for place in places]
         return [
@@ -450,7 +448,9 @@ def _is_linear(name: str, args: Sequence[Any]) -> bool:
     """Whether summands may be computed with as if they were the sum."""
     numbers = [a for a in args if isinstance(a, (int, float, complex))]
     scales = name in ("mul", "div", "true_divide") and len(numbers) == len(args) - 1
-    return scales or (name in ("add", "sub", "neg", "copy") and len(args) - len(numbers) == len(args))
+    return scales or (
+        name in ("add", "sub", "neg", "copy") and len(args) - len(numbers) == len(args)
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -64,7 +64,7 @@ class _Plan:
         return jax.make_array_from_single_device_arrays(shape, self.sharding, locals_)
 
 
-_plans: dict[Mesh, _Plan] = {}
+_plans: dict[tuple[Mesh, str], _Plan] = {}  # by mesh and the kind of ranks that there are
 
 
 def controlled(mesh: Mesh) -> bool:
@@ -78,9 +78,10 @@ def sharding_of(mesh: Mesh) -> NamedSharding:
 
 
 def _plan(mesh: Mesh) -> _Plan:
-    plan = _plans.get(mesh)
+    world = current_world()
+    plan = _plans.get((mesh, world.kind))
     if plan is None:
-        plan = _plans[mesh] = _Plan(mesh, current_world())
+        plan = _plans[mesh, world.kind] = _Plan(mesh, world)
     return plan
 
 

@@ -25,8 +25,7 @@ from jax import lax
 import tensorplay.distributed as dist
 from tensorplay.distributed import _lax_collectives as ours
 from tensorplay.distributed._control import free_port
-from tensorplay.distributed._spmd import per_rank_jit
-from tensorplay.distributed._spmd import launch, shared_program
+from tensorplay.distributed._spmd import launch, per_rank_jit, shared_program
 from tensorplay.distributed._world import current_world
 
 Formulation = Callable[[Any, str, int], Any]

@@ -125,12 +125,16 @@ def test_a_program_is_traced_once_and_its_outputs_are_inputs_as_they_are() -> No
     assert len(traces) == 1
 
 
+def unchanged(x: jax.Array) -> tuple[jax.Array, ...]:
+    return (x,)
+
+
 def test_global_arrays_need_all_ranks() -> None:
     def fn(rank: int) -> Any:
         value = Spread.of_local(world_mesh(), jnp.full(2, float(rank)))
         with pytest.raises(RuntimeError, match="one rank thread alone cannot assemble"):
             _ = value.global_array
-        (value,) = launch(world_mesh(), program(world_mesh(), lambda x: (x,)), [value])
+        (value,) = launch(world_mesh(), program(world_mesh(), unchanged), [value])
         return np.asarray(value.global_array).tolist()
 
     assert run_ranks(fn, 2) == [[0.0, 0.0, 1.0, 1.0]] * 2

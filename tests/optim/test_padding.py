@@ -6,6 +6,7 @@ which the tensor shows its own rows.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -21,8 +22,11 @@ from tensorplay._views import slice_step
 PADDED = (4, 3)
 
 
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """Own rows first, then padding."""
+
+    rows: int
 
     def tensor(self, rows: np.ndarray) -> Any:
         out = Tensor.__new__(Tensor)
@@ -33,9 +37,6 @@ class Layout:
             out._chain = (slice_step(tuple((0, size, 1) for size in rows.shape)),)
         out._layout = self
         return out
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
 
     def full(self, value: float, dtype: Any, on_meta: bool) -> Any:
         return self.tensor(np.full((self.rows, PADDED[1]), value, dtype))

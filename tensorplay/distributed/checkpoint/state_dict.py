@@ -17,9 +17,9 @@ from ...nn._module import Module
 from ...nn._module_state import IncompatibleKeys
 from ...optim._optimizer import Optimizer
 from .._collectives import broadcast
+from .._layout import Layout
 from .._object_collectives import broadcast_object_list
 from .._process_group import get_rank, is_initialized
-from .._layout import Layout
 
 Optimizers = Optimizer | Sequence[Optimizer]
 

@@ -142,9 +142,7 @@ def _splits(tensors: Sequence[Tensor], ranks: int) -> tuple[bool, ...]:
             f"{tuple(own[0].shape)}), which do not divide over the mesh's {ranks} ranks: take a "
             "batch that does, or keep the tensor whole with tensorplay.distributed.replicate(t)"
         )
-    return tuple(
-        bool(t.dim()) and t.shape[0] == batch and not is_replicated(t) for t in tensors
-    )
+    return tuple(bool(t.dim()) and t.shape[0] == batch and not is_replicated(t) for t in tensors)
 
 
 # --- a controller's call as plain Python ---------------------------------------------------------

@@ -108,9 +108,7 @@ class Call:
             arguments += self.wholes[n] if self.plan.uses[n].kept else self.pieces[n]
         arguments += [self.inputs[i - self.plan.num_wholes] for i in self.plan.reused]
         arguments += self.kept
-        arguments += [
-            self.boundary.gradient_of_output(g._read()) for g in grads if g is not None
-        ]
+        arguments += [self.boundary.gradient_of_output(g._read()) for g in grads if g is not None]
         for group, how in zip(self.groups, reductions, strict=True):
             arguments += group.take_waiting(how)
         arguments.append(_zero(self.mesh))

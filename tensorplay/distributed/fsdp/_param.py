@@ -35,9 +35,7 @@ class FSDPParam:
         tied_to: the name under which an earlier call sharded the very same parameter, or None.
     """
 
-    def __init__(
-        self, name: str, owners: list[Owner], param: Parameter, layout: Layout
-    ) -> None:
+    def __init__(self, name: str, owners: list[Owner], param: Parameter, layout: Layout) -> None:
         self.name, self.owners, self.layout = name, owners, layout
         self.sharded = _sharded_parameter(name, param, layout)
         self.unsharded: Parameter | None = None

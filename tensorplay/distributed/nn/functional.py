@@ -27,7 +27,7 @@ from ..._ops.primitive import primitive
 from ..._state import state
 from ..._tensor import Tensor, wrap
 from .. import _lax_collectives as per_rank
-from .._group_call import check_length, check_tensor, group_of, root_of, run
+from .._group_call import check_length, check_tensor, describe, group_of, root_of, run
 from .._process_group import Group, ProcessGroup, group_or_default
 from .._reduce_op import ReduceOp, checked_op
 from .._spmd import controlled, ranks_of
@@ -371,7 +371,7 @@ def _eagerly(
     group: ProcessGroup, what: str, build: Build, tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     shapes = [tuple(t.shape) for t in tensors]
-    what = f"functional {what}"
+    what = f"functional {what} of {describe([t._read() for t in tensors])}"
     arrays = [t._read() for t in tensors]
     outputs = run(group, what, _with_scalars(build, shapes), arrays)
     made = [wrap(o.reshape(()) if not shapes[0] else o) for o in outputs]
@@ -415,7 +415,7 @@ class CollectiveNode(Node):
         self.arrays: list[Any] | None = [t._read() for t in tensors]
 
     def name(self) -> str:
-        words = self.what.removeprefix("functional ").partition("(")[0].split("_")
+        words = self.what.split()[1].partition("(")[0].split("_")
         return "".join(word.capitalize() for word in words) + "Backward"
 
     def backward(self, grads: list[Any]) -> list[Any]:

@@ -57,7 +57,9 @@ class DTensor(Tensor, metaclass=_HasLayout):
             ValueError: the rows do not fit ``shape``.
         """
         found = normalized(placements, device_mesh.axis_names, local_tensor.dim())
-        whole = tuple(shape) if shape is not None else _whole_shape(local_tensor, device_mesh, found)
+        whole = (
+            tuple(shape) if shape is not None else _whole_shape(local_tensor, device_mesh, found)
+        )
         layout = checked_layout(device_mesh, found, whole)
         if layout.controlled:
             raise RuntimeError(
@@ -73,7 +75,9 @@ class DTensor(Tensor, metaclass=_HasLayout):
         return recorded(layout.wrap_rows(rows._read()), local_tensor, FromLocalNode)
 
 
-def _whole_shape(rows: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> tuple[int, ...]:
+def _whole_shape(
+    rows: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[int, ...]:
     shape = list(rows.shape)
     for ranks, placement in zip(mesh.shape, placements, strict=True):
         if isinstance(placement, Shard):
