@@ -3,13 +3,17 @@
     python examples/train_gpt.py                         two processes, about three minutes
     python examples/train_gpt.py --data FILE --nproc 4   your text, four processes
     python examples/train_gpt.py --out DIR               run again, goes on from DIR's checkpoint
+    python examples/train_gpt.py --ranks threads         ranks as threads of this process
+    python examples/train_gpt.py --ranks controller      this thread drives all devices
 
 The parent process starts one process per rank and ends them all if one fails. Each rank holds a
-part of every parameter and trains on its own part of the batch.
+part of every parameter and trains on its own part of the batch. With one controller the model is
+called with the whole batch, and the library splits it.
 """
 
 import argparse
 import math
+import os
 import random
 import socket
 import sys
@@ -29,6 +33,7 @@ from tensorplay.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
+from tensorplay.distributed.device_mesh import init_device_mesh
 from tensorplay.distributed.fsdp import fully_shard
 from tensorplay.multiprocessing import spawn
 
@@ -102,8 +107,10 @@ def batch_at(text: np.ndarray, starts: np.ndarray, length: int) -> tuple[tp.Tens
 
 
 def train(rank: int, port: int | None, args: argparse.Namespace) -> None:
-    """What each rank runs; the ranks meet at ``port``, or without one it is the only rank."""
-    ranks = args.nproc
+    """What each rank runs, or one controller; processes meet at ``port``."""
+    ranks, mesh = args.nproc, None
+    if args.ranks == "controller":
+        mesh = init_device_mesh("cpu", (ranks,))
     if port is not None:
         address = f"tcp://127.0.0.1:{port}"
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks)
@@ -116,8 +123,8 @@ def train(rank: int, port: int | None, args: argparse.Namespace) -> None:
     model = GPT(args.width, args.layers, args.heads, args.length)
     size = sum(p.numel() for p in model.parameters())
     for block in model.blocks:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     optimizer = tp.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = tp.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_factor(step, args.steps))
 
@@ -134,7 +141,7 @@ def train(rank: int, port: int | None, args: argparse.Namespace) -> None:
         # The seed and the step alone say what a batch is, so a rerun goes on with the same data.
         chosen = np.random.default_rng([args.seed, step])
         starts = chosen.integers(len(train_text) - args.length, size=ranks * args.batch)
-        inputs, targets = batch_at(train_text, starts[rank::ranks], args.length)
+        inputs, targets = batch_at(train_text, own(starts, rank, args), args.length)
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -167,6 +174,11 @@ def train(rank: int, port: int | None, args: argparse.Namespace) -> None:
         dist.destroy_process_group()
 
 
+def own(starts: np.ndarray, rank: int, args: argparse.Namespace) -> np.ndarray:
+    """A rank's part of a batch; one controller has all of it."""
+    return starts if args.ranks == "controller" else starts[rank :: args.nproc]
+
+
 def lr_factor(step: int, steps: int) -> float:
     """Rises linearly to 1 in the first twentieth, then falls along a cosine to 0.1."""
     warmup = steps // 20
@@ -184,7 +196,7 @@ def held_out_loss(
     losses = []
     model.eval()
     with tp.no_grad():
-        for part in np.split(starts[rank :: args.nproc], batches):
+        for part in np.split(own(starts, rank, args), batches):
             inputs, targets = batch_at(text, part, args.length)
             losses.append(F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()))
     model.train()
@@ -207,7 +219,9 @@ def generate(model: nn.Module, prompt: np.ndarray, count: int) -> str:
     model.eval()
     with tp.no_grad():
         for _ in range(count):
-            odds = F.softmax(model(window)[:, -1] / 0.8, dim=-1)
+            # One controller gives each rank the whole window and joins their equal answers.
+            logits = model(dist.replicate(window))[:1, -1]
+            odds = F.softmax(logits / 0.8, dim=-1)
             byte = tp.multinomial(odds, 1)
             window = tp.cat([window[:, 1:], byte], dim=1)
             drawn.append(byte.item())
@@ -260,7 +274,8 @@ def main() -> None:
     add = parser.add_argument
     add("--data", type=Path, help="text to train on; its last twentieth is held out")
     add("--out", type=Path, help="folder of the checkpoint, from which a rerun goes on")
-    add("--nproc", type=int, default=2, help="number of processes (default: 2)")
+    add("--nproc", type=int, default=2, help="number of ranks (default: 2)")
+    add("--ranks", choices=("processes", "threads", "controller"), default="processes")
     add("--steps", type=int, default=1300, help="length of the learning rate's course")
     add("--stop-at", type=int, help="end after this step; a rerun goes on from there")
     add("--batch", type=int, default=8, help="windows per rank and step")
@@ -275,7 +290,13 @@ def main() -> None:
     add("--eval-batches", type=int, default=32, help="per rank, for the final held-out figure")
     add("--sample", type=int, default=400, help="bytes of text to draw at the end")
     args = parser.parse_args()
-    if args.nproc == 1:
+    if args.ranks == "threads":
+        dist.run_ranks(train, args.nproc, args=(None, args))
+        return
+    if args.ranks == "controller":
+        devices = f"--xla_force_host_platform_device_count={args.nproc}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {devices}"
+    if args.nproc == 1 or args.ranks == "controller":
         return train(0, None, args)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -447,10 +447,9 @@ _REDUCE_OPS = {"sum": "SUM", "avg": "AVG", "product": "PRODUCT", "min": "MIN", "
 def _is_linear(name: str, args: Sequence[Any]) -> bool:
     """Whether summands may be computed with as if they were the sum."""
     numbers = [a for a in args if isinstance(a, (int, float, complex))]
-    scales = name in ("mul", "div", "true_divide") and len(numbers) == len(args) - 1
-    return scales or (
-        name in ("add", "sub", "neg", "copy") and len(args) - len(numbers) == len(args)
-    )
+    if name in ("mul", "div", "true_divide"):
+        return len(numbers) == len(args) - 1
+    return name in ("add", "sub", "neg", "copy") and not numbers
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -11,8 +11,8 @@ def replicate(tensor: Tensor) -> Tensor:
     It matters where one controller drives a mesh and splits the batch over its ranks; elsewhere a
     rank's arguments are its own, and this returns the tensor as it is.
     """
-    out = tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
-    out._replicated = True  # type: ignore[attr-defined]
+    out: Tensor = tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
+    out.__dict__["_replicated"] = True
     return out
 
 

@@ -329,6 +329,7 @@ def _in_program(
     axes = _axes_of(mesh, group)
     if axes is None:
         state.trace.abort(f"calls {what} over ranks that are not along axes of its mesh")
+    assert axes is not None
     ranks = _size(mesh, axes)
     gloo = not controlled(mesh) and mesh.devices.flat[0].platform == "cpu"
     fn = build(axes, ranks, gloo)

@@ -102,7 +102,7 @@ def to_local(tensor: Tensor) -> Tensor:
         layout.refuse(
             tensor,
             "to_local()",
-            "this thread drives all ranks: .shards gives each rank's rows, .full_tensor() the whole",
+            "one thread drives all ranks: .shards gives each rank's rows, .full_tensor() the whole",
         )
     out = tensor.detach()
     out._layout = None

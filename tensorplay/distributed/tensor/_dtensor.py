@@ -24,9 +24,9 @@ class _HasLayout(type):
 class DTensor(Tensor, metaclass=_HasLayout):
     """A tensor over the ranks of a mesh; every tensor with placements is an instance.
 
-    ``shape`` is that of this rank's rows, ``global_shape`` that of the whole. Elementwise math among
-    equally placed tensors works on the rows; reductions over a dim that is cut communicate, and give
-    every rank the result. Make one with `distribute_tensor` or `from_local`.
+    ``shape`` is that of this rank's rows, ``global_shape`` that of the whole. Elementwise math
+    among equally placed tensors works on the rows; reductions over a dim that is cut communicate,
+    and give every rank the result. Make one with `distribute_tensor` or `from_local`.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
 """Gradient clipping.
 
-The norm is one compiled program for each set of ranks (or devices) that gradients lie on, and so is
-the scaling. A sharded gradient counts with its own piece; the sums are then added up over the ranks.
+The norm is one compiled program for each set of ranks (or devices) that gradients lie on, and so
+is the scaling. A sharded gradient counts with its own piece; the sums are then added up over the
+ranks.
 """
 
 from __future__ import annotations
