@@ -472,6 +472,26 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+class HeldPort:
+    """A free port that nobody else gets until `release`, though a server may listen on it.
+
+    The server must set SO_REUSEPORT, as gRPC's do. Elsewhere the port is merely free now.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        if hasattr(socket, "SO_REUSEPORT"):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._socket.bind((host if is_loopback(host) else "", 0))
+        self.number: int = self._socket.getsockname()[1]
+        if not hasattr(socket, "SO_REUSEPORT"):
+            self.release()
+
+    def release(self) -> None:
+        """The server listens, or will not."""
+        self._socket.close()
+
+
 def free_port(host: str) -> int:
     """A port that nobody listens on now."""
     bind_to = host if is_loopback(host) else ""

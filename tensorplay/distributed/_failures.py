@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from ._control import Link
 from ._errors import DistBackendError, one_line
+from ._quiet import real_stderr
 
 GRACE = 8.0  # seconds between learning that a rank is gone and ending a process that has not raised
 _SAY_BYE = 0.2
@@ -152,7 +153,7 @@ def print_line(text: str) -> None:
     """Write one line to the process's stderr, past any Python object that stands in for it."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-    os.write(2, f"tensorplay: {text}\n".encode())
+    os.write(real_stderr(), f"tensorplay: {text}\n".encode())
 
 
 def _is_ahead_of(rank: int, theirs: dict[str, int]) -> bool:

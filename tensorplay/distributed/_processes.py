@@ -19,7 +19,7 @@ from jax._src import distributed
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _failures
-from ._control import Hub, Link, free_port, is_loopback
+from ._control import HeldPort, Hub, Link, is_loopback
 from ._errors import DistBackendError, one_line
 from ._failures import ExceptHook
 from ._quiet import quiet_libraries
@@ -59,6 +59,7 @@ class ProcessJob:
         self._platform = platform
         self._hub: Hub | None = None
         self._relay: Relay | None = None
+        self._held_port: HeldPort | None = None
         self._finalizer: multiprocessing.util.Finalize | None = None
         self._over = False
         self.link = Link(address.rank, address.world_size, _failures.on_change)
@@ -118,7 +119,8 @@ class ProcessJob:
         """Meet over the control channel; returns the port of rank 0's coordination service."""
         host, rank = self.address.host, self.address.rank
         if rank == 0:
-            start = {"start": free_port(host)}
+            self._held_port = HeldPort(host)
+            start = {"start": self._held_port.number}
             self._hub = Hub(host, self.address.port, self.address.world_size, start)
         port: int = self.link.join(host, self.address.port, self.timeout)["start"]
         return port
@@ -143,6 +145,8 @@ class ProcessJob:
                 shutdown_timeout_seconds=int(_SHUTDOWN_LIMIT),
                 coordinator_bind_address=coordinator if is_loopback(host) else None,
             )
+        if self._held_port is not None:
+            self._held_port.release()
 
     def _make_world(self) -> World:
         size = self.address.world_size
@@ -183,6 +187,8 @@ class ProcessJob:
 
     def _close(self) -> None:
         self.link.close()
+        if self._held_port is not None:
+            self._held_port.release()
         if self._hub is not None:
             self._hub.close()
 

@@ -20,6 +20,14 @@ def quiet_libraries() -> Iterator[None]:
         yield
 
 
+_real: dict[int, int] = {}  # of descriptors that are held back now: where they led before
+
+
+def real_stderr() -> int:
+    """The descriptor of the process's own stderr, also while it is held back."""
+    return _real.get(2, 2)
+
+
 @contextlib.contextmanager
 def _filtered(descriptor: int, stream: object) -> Iterator[None]:
     try:
@@ -30,11 +38,13 @@ def _filtered(descriptor: int, stream: object) -> Iterator[None]:
     _flush(stream)
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), descriptor)
+        _real[descriptor] = real
         try:
             yield
         finally:
             _flush(stream)
             os.dup2(real, descriptor)
+            del _real[descriptor]
             held.seek(0)
             for line in held:
                 if not any(words in line for words in _CHATTER):

@@ -1,9 +1,12 @@
 """Fully sharded data parallel: ``fully_shard`` and its policies, as torch.distributed.fsdp."""
 
+from ._api import AllGather as AllGather
+from ._api import Comm as Comm
 from ._api import CPUOffloadPolicy as CPUOffloadPolicy
 from ._api import DataParallelMeshDims as DataParallelMeshDims
 from ._api import MixedPrecisionPolicy as MixedPrecisionPolicy
 from ._api import OffloadPolicy as OffloadPolicy
+from ._api import ReduceScatter as ReduceScatter
 from ._fully_shard import fully_shard as fully_shard
 from ._fully_shard import register_fsdp_forward_method as register_fsdp_forward_method
 from ._fully_shard import share_comm_ctx as share_comm_ctx

@@ -27,11 +27,13 @@ class Call:
         boundary: RankBoundary,
         staged: StagedCall,
         plan: Plan,
+        frees: list[bool],
         groups: list[FSDPParamGroup],
         arguments: list[Tensor],
         outside: list[Tensor],
     ) -> None:
         self.staged, self.plan, self.groups = staged, plan, groups
+        self.frees = frees
         self.arguments, self.outside = arguments, outside
         self.boundary, self.mesh = boundary, boundary.mesh.jax_mesh
 
@@ -68,14 +70,17 @@ class Call:
             self._write_back(self.outside[i], next(rest).local)
         self.kept = [next(rest) for _ in plan.kept]
         self.kept += [values[i] for i in plan.returned.values()]
-        self.wholes: list[list[Any]] = [
-            _wholes(g) if use.given else [] for g, use in zip(self.groups, plan.uses, strict=True)
-        ]
+        self.stay: list[list[Any]] = [[] for _ in self.groups]
         for n, (group, use) in enumerate(zip(self.groups, plan.uses, strict=True)):
-            if use.kept and not use.given:
-                self.wholes[n] = [next(rest) for _ in group.params]
-                group.to_unsharded([w.local for w in self.wholes[n]])
-            elif use.given and not use.kept:
+            if use.within:
+                self.stay[n] = [next(rest) for _ in group.params]
+                group.to_post_forward(use.within, self.stay[n])
+            elif use.given and use.kept and not self.frees[n]:
+                self.stay[n] = _wholes(group)
+            elif use.kept and not use.given:
+                self.stay[n] = [next(rest) for _ in group.params]
+                group.to_unsharded([w.local for w in self.stay[n]])
+            elif use.given:
                 group.to_sharded()
         node = CompiledNode(self) if staged.differentiated else None
         arrays = [
@@ -105,7 +110,7 @@ class Call:
         program = self._backward_program(present, reductions, shown)
         arguments: list[Any] = []
         for n in self.plan.needed_groups:
-            arguments += self.wholes[n] if self.plan.uses[n].kept else self.pieces[n]
+            arguments += self._gatherable(n)
         arguments += [self.inputs[i - self.plan.num_wholes] for i in self.plan.reused]
         arguments += self.kept
         arguments += [self.boundary.gradient_of_output(g._read()) for g in grads if g is not None]
@@ -118,16 +123,24 @@ class Call:
                 group.to_sharded()
         return self._gradients(program, outputs)
 
+    def _gatherable(self, n: int) -> list[Any]:
+        """What backward gets of a group: what stayed, or the pieces to gather from."""
+        use = self.plan.uses[n]
+        if self.stay[n]:
+            return self.stay[n]
+        return self.groups[n].gathered(self.pieces[n]) if use.kept else self.pieces[n]
+
     def _refuse_changed_shards(self) -> None:
         """Raises RuntimeError if shards that have to be gathered again changed since forward."""
         for n in self.plan.needed_groups:
             group = self.groups[n]
-            if not (group.unshard_in_backward or self.plan.uses[n].kept):
+            stays = bool(self.stay[n])
+            if not (group.unshard_in_backward or (stays and self.plan.uses[n].kept)):
                 raise RuntimeError(
                     f"backward needs the parameters {group.names}, but "
                     "set_unshard_in_backward(False) forbids to gather them: set it to True"
                 )
-            if self.plan.uses[n].kept or group.versions() == self.versions[n]:
+            if stays or group.versions() == self.versions[n]:
                 continue
             changed = [
                 p.name
@@ -163,6 +176,10 @@ class Call:
                 by_place[place[1]] = wrap(self._gradient_of_input(place[1], spread))
         for n, wholes in parameters.items():
             self.groups[n].to_unsharded(wholes)
+        for n, group in enumerate(self.groups):
+            for i, grad in enumerate(group.reduce_kept()):
+                if grad is not None:
+                    by_place[n, i] = grad
         return [by_place.get(place) for place in self._places()]
 
     def _gradient_of_input(self, position: int, spread: Spread) -> Any:
@@ -188,7 +205,7 @@ class Call:
 
     def release(self) -> None:
         """Frees what backward needed."""
-        self.kept, self.inputs, self.wholes, self.pieces = [], [], [], []
+        self.kept, self.inputs, self.stay, self.pieces = [], [], [], []
 
 
 class CompiledNode(Node):

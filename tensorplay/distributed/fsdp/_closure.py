@@ -235,24 +235,30 @@ class CompiledCalls:
         boundary: RankBoundary,
     ) -> Any:
         staged: StagedCall = entry.staged  # type: ignore[assignment]
-        keeps = {s.group for s in self._of_tree()[0] if s.group is not None and not s.reshards()}
+        states = [s for s in self._of_tree()[0] if s.group is not None]
+        keeps = {s.group for s in states if not s.reshards()}
+        within = {s.group: s.within for s in states}
         uses = []
         for group in groups:
-            if group.state is ShardedState.UNSHARDED and not group.is_current():
+            if group.comms.all_gather is not None:
+                group.to_unsharded()
+            elif group.state is not ShardedState.UNSHARDED or not group.is_current():
                 group.to_sharded()
             given = group.state is ShardedState.UNSHARDED
             uses.append(
                 GroupUse(
                     group.spec,
                     given,
-                    group in keeps,
+                    group in keeps or group.comms.all_gather is not None,
+                    within[group] if group.comms.all_gather is None else 0,
                     tuple(group.trainable()),
                     _positions(group.forward_prefetch, groups),
                     _positions(group.backward_prefetch, groups),
                 )
             )
         plan = self._plan(staged, tuple(uses))
-        call = Call(boundary, staged, plan, groups, arguments, entry.outside())
+        frees = [group not in keeps for group in groups]
+        call = Call(boundary, staged, plan, frees, groups, arguments, entry.outside())
         return call.forward(handed)
 
     def _plan(self, staged: StagedCall, uses: tuple[GroupUse, ...]) -> Plan:

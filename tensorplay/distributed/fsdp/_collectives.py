@@ -58,27 +58,71 @@ class GroupSpec:
     divide_factor: float | None
     ring: bool
 
+    def piece_shape(self, index: int) -> tuple[int, ...]:
+        """The shape of a parameter's padded piece."""
+        p = self.params[index]
+        return piece_shape(p.shape, p.dim, self.shard_size)
 
-def gather(spec: GroupSpec, pieces: Sequence[Any]) -> list[Any]:
-    """The whole parameters, in their compute dtype, from this rank's padded pieces."""
+    def flat(self, index: int, piece: Any) -> Any:
+        """A parameter's padded piece, flat."""
+        return flatten_piece(piece, self.params[index].dim)
+
+
+def gather(spec: GroupSpec, pieces: Sequence[Any], within: int = 0) -> list[Any]:
+    """The whole parameters, in their compute dtype, from this rank's padded pieces.
+
+    Args:
+        within: the pieces are those that `part` made for that many ranks; 0 for those of all.
+    """
     if not pieces:
         return []
+    among = _neighbours(spec, within) if within else None
+    flat = flat_pieces(spec, pieces)
+    return wholes_of(spec, lax.all_gather(flat, spec.shard_axis, axis_index_groups=among))
+
+
+def flat_pieces(spec: GroupSpec, pieces: Sequence[Any]) -> Any:
+    """Padded pieces one behind the other, in their compute dtypes; as bytes where those differ."""
     flats = [
         flatten_piece(piece, p.dim).astype(np.dtype(p.compute_dtype))
         for p, piece in zip(spec.params, pieces, strict=True)
     ]
-    dtypes = [flat.dtype for flat in flats]
-    if len(set(dtypes)) > 1:
+    if _mixes_dtypes(spec):
         flats = [_as_bytes(flat) for flat in flats]
-    rows = lax.all_gather(_joined(flats), spec.shard_axis)
-    whole, start = [], 0
-    for p, flat, dtype in zip(spec.params, flats, dtypes, strict=True):
-        chunks = lax.slice_in_dim(rows, start, start + flat.size, axis=1)
-        start += flat.size
-        if flat.dtype != dtype:
+    return _joined(flats)
+
+
+def wholes_of(spec: GroupSpec, rows: Any) -> list[Any]:
+    """The whole parameters, from a row of `flat_pieces` for each rank."""
+    wholes, start = [], 0
+    for p in spec.params:
+        dtype, size = np.dtype(p.compute_dtype), math.prod(piece_shape(p.shape, p.dim, len(rows)))
+        if _mixes_dtypes(spec):
+            size *= dtype.itemsize
+        chunks = lax.slice_in_dim(rows, start, start + size, axis=1)
+        start += size
+        if _mixes_dtypes(spec):
             chunks = _from_bytes(chunks, dtype)
-        whole.append(from_chunks(chunks, p.shape, p.dim))
-    return whole
+        wholes.append(from_chunks(chunks, p.shape, p.dim))
+    return wholes
+
+
+def _mixes_dtypes(spec: GroupSpec) -> bool:
+    return len({p.compute_dtype for p in spec.params}) > 1
+
+
+def part(spec: GroupSpec, wholes: Sequence[Any], within: int) -> list[Any]:
+    """This rank's padded pieces where every ``within`` neighbours on the shard axis share them."""
+    place = lax.axis_index(spec.shard_axis) % within
+    return [
+        unflatten_piece(to_chunks(whole, p.dim, within)[place], p.shape, p.dim, within)
+        for p, whole in zip(spec.params, wholes, strict=True)
+    ]
+
+
+def _neighbours(spec: GroupSpec, within: int) -> list[list[int]]:
+    ranks = list(range(spec.shard_size))
+    return [ranks[start : start + within] for start in range(0, spec.shard_size, within)]
 
 
 def reduce(
@@ -98,23 +142,30 @@ def reduce(
     indices = sorted({*grads, *partial})
     if not indices:
         return {}
-    row = _reduce_scatter(spec, _chunks(spec, indices, grads, partial))
+    chunks = chunks_of(spec, indices, grads, partial)
+    before, after = divide_factors(spec, chunks.dtype)
+    row = _reduce_scatter(spec, divided(chunks, before))
     if partial:
-        row = row + _joined([_partial_row(spec, i, partial, row.dtype) for i in indices])
+        row = row + partial_row(spec, indices, partial, row.dtype)
     if all_reduce:
-        row = _scaled(spec, _all_reduce(spec, row))
+        row = divided(_all_reduce(spec, row), after)
+    return pieces_of(spec, indices, row, all_reduce)
+
+
+def pieces_of(spec: GroupSpec, indices: Sequence[int], row: Any, final: bool) -> dict[int, Any]:
+    """A reduced row as padded pieces; ``final`` ones in the parameters' own dtype."""
     pieces, start = {}, 0
     for i in indices:
         p = spec.params[i]
-        size = math.prod(piece_shape(p.shape, p.dim, spec.shard_size))
+        size = math.prod(spec.piece_shape(i))
         part = lax.slice_in_dim(row, start, start + size, axis=0)
         start += size
         piece = unflatten_piece(part, p.shape, p.dim, spec.shard_size)
-        pieces[i] = piece.astype(np.dtype(p.dtype)) if all_reduce else piece
+        pieces[i] = piece.astype(np.dtype(p.dtype)) if final else piece
     return pieces
 
 
-def _chunks(spec: GroupSpec, indices: list[int], grads: dict[int, Any], partial: Any) -> Any:
+def chunks_of(spec: GroupSpec, indices: list[int], grads: dict[int, Any], partial: Any) -> Any:
     """The whole gradients, chunk-major; zeros for parameters that have earlier pieces only."""
     dtype = next(iter(grads.values()) if grads else iter(partial.values())).dtype
     wholes = [grads[i] if i in grads else jnp.zeros(spec.params[i].shape, dtype) for i in indices]
@@ -125,11 +176,15 @@ def _chunks(spec: GroupSpec, indices: list[int], grads: dict[int, Any], partial:
     return chunks[0] if len(chunks) == 1 else jnp.concatenate(chunks, axis=1)
 
 
-def _partial_row(spec: GroupSpec, index: int, partial: dict[int, Any], dtype: Any) -> Any:
-    p = spec.params[index]
+def partial_row(spec: GroupSpec, indices: Sequence[int], partial: Any, dtype: Any) -> Any:
+    """Earlier pieces as a row of a reduction; zeros where there are none."""
+    return _joined([_partial_of(spec, i, partial, dtype) for i in indices])
+
+
+def _partial_of(spec: GroupSpec, index: int, partial: dict[int, Any], dtype: Any) -> Any:
     if index in partial:
-        return flatten_piece(partial[index], p.dim).astype(dtype)
-    return jnp.zeros(math.prod(piece_shape(p.shape, p.dim, spec.shard_size)), dtype)
+        return spec.flat(index, partial[index]).astype(dtype)
+    return jnp.zeros(math.prod(spec.piece_shape(index)), dtype)
 
 
 def _joined(flats: list[Any]) -> Any:
@@ -170,8 +225,21 @@ def _all_reduce(spec: GroupSpec, row: Any) -> Any:
     return lax.psum(row, spec.replicate_axis)
 
 
-def _scaled(spec: GroupSpec, row: Any) -> Any:
+def divide_factors(spec: GroupSpec, dtype: Any) -> tuple[float, float]:
+    """What gradients are divided by before and after they are summed.
+
+    float16 is divided by about the root before, so that sums neither overflow nor vanish.
+    """
     factor = spec.divide_factor
     if factor is None:
         factor = spec.shard_size * spec.replicate_size
-    return row if factor == 1 else row / jnp.asarray(factor, row.dtype)
+    before = 1
+    if dtype == np.float16:
+        while factor % before == 0 and factor / before > before:
+            before *= 2
+    return before, factor / before
+
+
+def divided(x: Any, factor: float) -> Any:
+    """``x / factor`` in the dtype of ``x``."""
+    return x if factor == 1 else x / jnp.asarray(factor, x.dtype)

@@ -12,7 +12,7 @@ from ...nn._module import Module
 from ...nn._parameter import Parameter
 from ..device_mesh import DeviceMesh
 from . import _init
-from ._api import MixedPrecisionPolicy, OffloadPolicy
+from ._api import DataParallelMeshDims, MixedPrecisionPolicy, OffloadPolicy
 from ._closure import CompiledCalls
 from ._mesh import data_parallel_mesh
 from ._module import FSDPModule
@@ -27,11 +27,12 @@ def fully_shard(
     module: Any,
     *,
     mesh: DeviceMesh | None = None,
-    reshard_after_forward: bool | None = None,
+    reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[Parameter], Any] | None = None,
     mp_policy: MixedPrecisionPolicy = _FULL_PRECISION,
     offload_policy: OffloadPolicy = _NO_OFFLOAD,
     ignored_params: Iterable[Parameter] | None = None,
+    dp_mesh_dims: DataParallelMeshDims | None = None,
 ) -> Any:
     """Shards the parameters of ``module`` over the data-parallel ranks, in place.
 
@@ -45,11 +46,14 @@ def fully_shard(
         mesh: 1-D: shard over it; 2-D: replicate over its first dim, shard over its second. Default:
             all ranks of the process group; one rank without a process group.
         reshard_after_forward: free the gathered parameters after forward and gather them again in
-            backward. None: True except for the root.
+            backward. None: True except for the root. An int, which divides the shard axis: each
+            rank keeps a piece of that many after forward, so that backward gathers among so many
+            neighbours only.
         shard_placement_fn: from a parameter to the ``Shard(dim)`` to cut it by; None is dim 0.
         mp_policy: dtypes of compute, communication and outputs.
         offload_policy: where shards live; `CPUOffloadPolicy` on CPU meshes.
         ignored_params: parameters that stay whole, with their own gradients on each rank.
+        dp_mesh_dims: which dims of ``mesh``, which then may have more, shard and which replicate.
 
     Returns:
         ``module``, the same object.
@@ -58,20 +62,27 @@ def fully_shard(
         TypeError: an argument of the wrong type.
         RuntimeError: applied twice to a module, or to a module above before.
         ValueError: a container without forward, a scalar parameter, a mesh of more than two dims,
-            an offload policy that the mesh's devices do not have.
+            an int that does not divide the shard axis, names that the mesh does not have, an
+            offload policy that the mesh's devices do not have.
+        NotImplementedError: an int together with ``dp_mesh_dims``.
         AssertionError: trainable parameters of several dtypes in the group.
     """
     modules = _init.as_modules(module)
-    _init.check_reshard(reshard_after_forward)
     _init.check_policy(mp_policy)
-    dp_mesh = data_parallel_mesh(mesh)
+    dp_mesh = data_parallel_mesh(mesh, dp_mesh_dims)
+    reshard = _init.checked_reshard(reshard_after_forward, dp_mesh.shard_size)
+    if dp_mesh_dims is not None and isinstance(reshard, int) and not isinstance(reshard, bool):
+        raise NotImplementedError(
+            "reshard_after_forward as an int does not go together with dp_mesh_dims: pass the "
+            "data-parallel slice of the mesh, mesh['dp'], as mesh"
+        )
     _init.check_offload(offload_policy, dp_mesh)
     owned = _init.owners_of_parameters(modules, _init.ignored_ids(ignored_params))
     _init.refuse_unfit(owned)
     params = _init.make_params(owned, dp_mesh, shard_placement_fn)
     group = FSDPParamGroup(params, modules, dp_mesh, mp_policy) if params else None
     for m in modules:
-        state = FSDPState(m, group, dp_mesh, mp_policy, reshard_after_forward)
+        state = FSDPState(m, group, dp_mesh, mp_policy, reshard)
         state.calls = CompiledCalls(state)
         m.__dict__["_fsdp_state"] = state
         m.__class__ = _fsdp_class(type(m))  # type: ignore[assignment,arg-type]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..._dtypes import dtype
+from ..._tensor import Tensor
 from ...nn._containers import ModuleDict, ModuleList
 from ...nn._module import Module
 from ...nn._parameter import Parameter
@@ -93,7 +95,9 @@ def owners_of_parameters(
                 continue
             full = f"{prefix}.{name}" if prefix else name
             shard = param if param._stands_for is None else param._stands_for
-            if shard._layout is not None:
+            if shard._layout is not None and "_fsdp_name" not in shard.__dict__:
+                _refuse_cut(full, shard)
+            elif shard._layout is not None:
                 owned = shard.__dict__.get("_fsdp_name", full)
                 raise RuntimeError(
                     f"the parameter {owned!r} belongs to the group of a fully_shard call on a "
@@ -102,6 +106,16 @@ def owners_of_parameters(
                 )
             found.setdefault(id(param), (full, param, []))[2].append((module, name))
     return list(found.values())
+
+
+def _refuse_cut(name: str, param: Tensor) -> None:
+    """Raises ValueError for a DTensor of which this rank does not hold the whole."""
+    if param._layout.cuts or param._layout.partial:
+        raise ValueError(
+            f"the parameter {name!r} is placed as {list(param._layout.placements)}, but "
+            "fully_shard shards parameters that are whole on every data-parallel rank: "
+            "redistribute it to Replicate() first"
+        )
 
 
 def refuse_unfit(owned: list[tuple[str, Parameter, list[Owner]]]) -> None:
@@ -180,14 +194,32 @@ def shard_dim(name: str, param: Parameter, placement_fn: PlacementFn) -> int:
     return dim
 
 
-def check_reshard(value: Any) -> None:
-    """Raises ValueError unless ``value`` is what ``reshard_after_forward`` can be."""
+def checked_reshard(value: Any, ranks: int) -> bool | int | None:
+    """``reshard_after_forward`` for a shard axis of so many ranks.
+
+    Raises:
+        ValueError: it is no bool, None or int, or an int that does not divide ``ranks``.
+    """
     if value is None or isinstance(value, bool):
-        return
-    raise ValueError(
-        "reshard_after_forward should be a bool, None, or an int representing the group size to "
-        f"reshard to, not {value!r}"
-    )
+        return value
+    if not isinstance(value, int):
+        raise ValueError(
+            "reshard_after_forward should be a bool or an int representing the group size to "
+            f"reshard to, not {value!r}"
+        )
+    if value < 1 or ranks % value:
+        raise ValueError(
+            "If passing reshard_after_forward as an int, it should be a factor of "
+            f"{ranks}, not {value}"
+        )
+    if value == 1:
+        warnings.warn(
+            "reshard_after_forward=1 (int) means resharding parameters to world size 1, instead of "
+            "reshard_after_forward=True (bool)",
+            stacklevel=3,
+        )
+        return False
+    return True if value == ranks else value
 
 
 def check_offload(policy: OffloadPolicy, mesh: DataParallelMesh) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..._state import state as thread
+from ..._tensor import Tensor
+from ._api import AllGather, ReduceScatter
 from ._param_group import FSDPParamGroup
 from ._state import FSDPState, states_below
 
@@ -75,7 +78,15 @@ class FSDPModule:
             self._fsdp_state.group.to_sharded()
 
     def reset_iter_state(self) -> None:
-        """Forgets what an unfinished iteration left behind, after an exception."""
+        """Forgets what an unfinished iteration left behind, after an exception.
+
+        Gradients that were kept without synchronisation are lost.
+
+        Raises:
+            RuntimeError: this is not the root.
+        """
+        if self._fsdp_state.is_root is False:
+            raise RuntimeError("reset_iter_state must be called on the root FSDP module")
         for group in self._groups(recurse=True):
             group.to_sharded()
             group.unreduced.clear()
@@ -170,16 +181,107 @@ class FSDPModule:
         """
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
-        """Accepted as in PyTorch, where it avoids NCCL's averaging reductions.
+        """Whether reductions only ever sum, and are divided in a step of their own.
 
-        Here gradients are always summed, then divided.
+        The built-in ones do so anyway. It is a custom reduce-scatter and the all-reduce hook that
+        see a difference: ``op``, and a row that is not divided yet.
         """
+        for group in self._groups(recurse=False):
+            group.comms.force_sum = bool(enable)
+
+    def set_custom_all_gather(self, comm: AllGather) -> None:
+        """Gathers this module's parameters with ``comm``.
+
+        It runs as Python on real tensors, so this group is gathered before the compiled program
+        that uses it and before its backward, rather than inside where the schedule says.
+
+        Raises:
+            RuntimeError: one controller drives the mesh, so that there are no ranks to run it.
+        """
+        for group in self._groups_of_ranks("set_custom_all_gather"):
+            group.comms.all_gather = comm
+
+    def set_custom_reduce_scatter(self, comm: ReduceScatter) -> None:
+        """Reduces this module's gradients with ``comm``.
+
+        It runs as Python on real tensors, after the compiled backward.
+
+        Raises:
+            RuntimeError: one controller drives the mesh, so that there are no ranks to run it.
+        """
+        for group in self._groups_of_ranks("set_custom_reduce_scatter"):
+            group.comms.reduce_scatter = comm
+
+    def set_all_reduce_hook(self, hook: Callable[[Tensor], None], *, stream: Any = None) -> None:
+        """Calls ``hook`` with this module's reduced gradients: one flat tensor, to change in place.
+
+        On a 1-D mesh they come from the reduce-scatter, on a 2-D mesh from the all-reduce. The hook
+        runs as Python on real tensors, after the compiled backward.
+
+        Args:
+            stream: accepted as in PyTorch, where it is a CUDA stream; XLA has its own.
+
+        Raises:
+            ValueError: a stream together with a 2-D mesh.
+            RuntimeError: one controller drives the mesh, so that there are no ranks to run it.
+        """
+        for group in self._groups_of_ranks("set_all_reduce_hook"):
+            if stream is not None and group.mesh.replicate_axis is not None:
+                raise ValueError("stream cannot be set when using native HSDP")
+            group.comms.all_reduce_hook = hook
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The older name of `set_gradient_divide_factor`."""
+        warnings.warn("Use `set_gradient_divide_factor` instead", FutureWarning, stacklevel=2)
+        self.set_gradient_divide_factor(factor)
+
+    def set_reduce_scatter_max_input_buffers(
+        self, max_input_buffers: int, *, recurse: bool = True
+    ) -> None:
+        """Accepted as in PyTorch, where it bounds buffers between CUDA streams; XLA plans its own.
+
+        Raises:
+            TypeError, ValueError: not a positive int.
+        """
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(
+                f"max_input_buffers must be an int, got {type(max_input_buffers).__name__}"
+            )
+        if max_input_buffers < 1:
+            raise ValueError(f"max_input_buffers must be a positive int, got {max_input_buffers}")
+
+    def set_separate_reduce_scatter_group(
+        self, enable: bool = True, *, recurse: bool = True
+    ) -> None:
+        """Accepted as in PyTorch, where it gives reductions an NCCL communicator of their own.
+
+        XLA makes communicators for the collectives of its programs itself.
+        """
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Accepted as in PyTorch, where it takes buffers from NCCL; XLA allocates them itself."""
+
+    def set_symm_mem_for_comm(self, backend: str = "NCCL") -> None:
+        """Accepted as in PyTorch, where it takes NCCL's symmetric memory; XLA allocates itself."""
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """Accepted as in PyTorch, where it moves all-gathers between CUDA streams."""
 
     def set_post_optim_event(self, event: Any) -> None:
         """Accepted as in PyTorch, where the next all-gather waits for this CUDA event.
 
         Here a program waits for the arrays that it reads.
         """
+
+    def _groups_of_ranks(self, what: str) -> list[FSDPParamGroup]:
+        """This module's group, if ranks run Python for it."""
+        groups = self._groups(recurse=False)
+        if any(group.mesh.controlled for group in groups):
+            raise RuntimeError(
+                f"{what} needs a process group, whose ranks run it; one controller drives this "
+                "mesh. Start ranks with run_ranks or the launcher"
+            )
+        return groups
 
     def _states(self, recurse: bool) -> Sequence[FSDPState]:
         return states_below(self) if recurse else [self._fsdp_state]  # type: ignore[arg-type]

@@ -32,6 +32,7 @@ class FSDPParam:
         name: the full name, from the module that fully_shard was applied to.
         sharded: the sharded parameter.
         unsharded: the unsharded parameter while there is one.
+        post_forward: the parameter over the pieces that stay after forward, while there is one.
         tied_to: the name under which an earlier call sharded the very same parameter, or None.
     """
 
@@ -39,6 +40,7 @@ class FSDPParam:
         self.name, self.owners, self.layout = name, owners, layout
         self.sharded = _sharded_parameter(name, param, layout)
         self.unsharded: Parameter | None = None
+        self.post_forward: Parameter | None = None
         self.tied_to: str | None = param.__dict__.get("_fsdp_sharded_as")
         param._fsdp_sharded_as = name  # type: ignore[attr-defined]
         param._refusal = _STALE.format(name=name)
@@ -73,7 +75,7 @@ class FSDPParam:
         """
         module, attribute = self.owners[0]
         now = module._parameters.get(attribute)
-        if now is self.sharded or now is self.unsharded:
+        if now is self.sharded or now is self.unsharded or now is self.post_forward:
             return
         if now is None or now._layout != self.layout:
             found = "None" if now is None else f"a plain parameter of shape {tuple(now.shape)}"
@@ -98,6 +100,17 @@ class FSDPParam:
         if edge is not None:
             out._gradient_edge = edge
         _copy_user_attributes(self.sharded, out)
+        return out
+
+    def make_post_forward(self, layout: Layout, piece: Any) -> Parameter:
+        """A parameter over the pieces that stay after forward; an optimizer made from it updates
+        the sharded parameter."""
+        out = Parameter.__new__(Parameter)
+        layout.fill(out, piece)
+        out._requires_grad = self.trainable
+        out._stands_for = self.sharded
+        _copy_user_attributes(self.sharded, out)
+        out.__dict__["_fsdp_name"] = self.name
         return out
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..._graph import Node
@@ -14,9 +16,12 @@ from ..._state import state as thread
 from ..._tensor import Tensor
 from ...nn._module import Module
 from ...nn._parameter import Parameter
+from .._layout import Layout
 from .._spmd import Spread, launch, per_rank_jit, shared_program
+from ..device_mesh import DeviceMesh
 from ._api import MixedPrecisionPolicy
-from ._collectives import GroupSpec, gather
+from ._collectives import GroupSpec, gather, part
+from ._comms import CustomComms, gather_in_python, reduce_in_python
 from ._mesh import DataParallelMesh
 from ._param import FSDPParam
 from ._reduction import GroupReduction
@@ -27,9 +32,12 @@ class ShardedState(enum.Enum):
 
     SHARDED: the sharded parameters; only the pieces take memory.
     UNSHARDED: the unsharded parameters; the gathered wholes take memory too.
+    POST_FORWARD: parameters over larger pieces, which a few neighbouring ranks share; they take
+        memory too, until backward.
     """
 
     SHARDED = enum.auto()
+    POST_FORWARD = enum.auto()
     UNSHARDED = enum.auto()
 
 
@@ -53,6 +61,7 @@ class FSDPParamGroup:
         forward_prefetch, backward_prefetch: groups to gather ahead when this one is entered; None
             for the next one.
         divide_factor: the ranks' summed gradients are divided by it; None is their number.
+        comms: collectives and hooks of the user's own.
     """
 
     def __init__(
@@ -74,6 +83,8 @@ class FSDPParamGroup:
         self.divide_factor: float | None = None
         self.unreduced: dict[int, Spread] = {}
         self.partial: dict[int, Spread] = {}
+        self.comms = CustomComms()
+        self._post_forward_meshes: dict[int, DeviceMesh] = {}
         self._sources: list[Any] = []
         self._traced: list[Parameter] = []
         self._spec: tuple[Any, GroupSpec] | None = None
@@ -121,9 +132,18 @@ class FSDPParamGroup:
         """Takes up parameters that the user put in the place of sharded ones."""
         for p in self.params:
             module, name = p.owners[0]
-            shown = p.sharded if self.state is ShardedState.SHARDED else p.unsharded
-            if module._parameters.get(name) is not shown:
+            if module._parameters.get(name) is not self._shown(p):
                 p.adopt_replacement()
+
+    def _shown(self, p: FSDPParam) -> Parameter:
+        """What the modules show of a parameter."""
+        shown = {
+            ShardedState.SHARDED: p.sharded,
+            ShardedState.UNSHARDED: p.unsharded,
+            ShardedState.POST_FORWARD: p.post_forward,
+        }[self.state]
+        assert shown is not None
+        return shown
 
     def refuse_meta(self) -> None:
         """Raises RuntimeError if parameters have no values yet."""
@@ -139,14 +159,13 @@ class FSDPParamGroup:
 
     def to_unsharded(self, wholes: Sequence[Any] | None = None) -> None:
         """Shows the unsharded parameters, gathering them unless ``wholes`` has them."""
-        if self.state is ShardedState.UNSHARDED:
-            if wholes is None and self.is_current():
-                return
-            self.to_sharded()
+        if wholes is None and self.is_current():
+            return
+        self.to_sharded()
         self.adopt_replacements()
         self.refuse_meta()
         pieces = self.pieces()
-        found = self._gathered(pieces) if wholes is None else wholes
+        found = self.gathered(pieces) if wholes is None else wholes
         edges = UnshardedNode(self).edges()
         for i, (p, whole) in enumerate(zip(self.params, found, strict=True)):
             p.unsharded = p.make_unsharded(whole, edges.get(i))
@@ -162,10 +181,41 @@ class FSDPParamGroup:
         self.adopt_replacements()
         for p in self.params:
             p.show(p.sharded)
-            p.unsharded = None
+            p.unsharded = p.post_forward = None
         self._sources = []
         self.state = ShardedState.SHARDED
         self._on_write(None)
+
+    def to_post_forward(self, within: int, pieces: Sequence[Spread] | None = None) -> None:
+        """Shows the pieces that every ``within`` neighbouring ranks share, and frees the wholes.
+
+        Args:
+            pieces: as a program made them; by default they are cut from the wholes that are shown.
+        """
+        if pieces is None:
+            pieces = self._cut_wholes(within)
+        self.to_sharded()
+        if within not in self._post_forward_meshes:
+            self._post_forward_meshes[within] = self.mesh.post_forward(within)
+        mesh = self._post_forward_meshes[within]
+        axis = mesh.axis_names[1]
+        for p, piece in zip(self.params, pieces, strict=True):
+            layout = Layout.over_axis(mesh, axis, p.layout.global_shape, p.layout.dim)
+            same = Spread.of_held(layout.jax_mesh, piece.held)
+            p.post_forward = p.make_post_forward(layout, same)
+            p.show(p.post_forward)
+        self._sources = self.pieces()
+        self.state = ShardedState.POST_FORWARD
+        self._on_write(self._wholes_are_stale)
+
+    def _cut_wholes(self, within: int) -> list[Spread]:
+        spec, mesh = self.spec, self.mesh.jax_mesh
+
+        def build() -> Any:
+            return per_rank_jit(lambda *wholes: part(spec, wholes, within), mesh)
+
+        wholes = [p.unsharded._storage.array for p in self.params]  # type: ignore[union-attr]
+        return launch(mesh, shared_program(("part", mesh, spec, within), build), wholes)
 
     def _on_write(self, action: Callable[[], None] | None) -> None:
         for p in self.params:
@@ -173,7 +223,7 @@ class FSDPParamGroup:
 
     def _wholes_are_stale(self) -> None:
         """A step changed the shards: the wholes that modules show are of no use any more."""
-        if not self.is_current():
+        if any(a is not b for a, b in zip(self._sources, self.pieces(), strict=True)):
             self.to_sharded()
 
     def trainable_flags(self) -> list[bool]:
@@ -198,8 +248,7 @@ class FSDPParamGroup:
     def hide_traced(self) -> None:
         """Shows what was shown before ``show_traced``."""
         for p in self.params:
-            shown = p.unsharded if self.state is ShardedState.UNSHARDED else p.sharded
-            p.show(shown)  # type: ignore[arg-type]
+            p.show(self._shown(p))
 
     def end_trace(self) -> None:
         """Drops the tracers of a trace that ended."""
@@ -211,8 +260,12 @@ class FSDPParamGroup:
             a is b for a, b in zip(self._sources, self.pieces(), strict=True)
         )
 
-    def _gathered(self, pieces: list[Any]) -> list[Any]:
+    def gathered(self, pieces: list[Any]) -> list[Any]:
+        """This rank's whole parameters, from the ``Spread`` of each sharded parameter."""
         spec = self.spec
+        if self.comms.all_gather is not None:
+            own = [piece.local for piece in pieces]
+            return gather_in_python(self.comms.all_gather, spec, self.mesh, own)
 
         def build() -> Any:
             def fsdp_all_gather(*arrays: Any) -> Any:
@@ -226,8 +279,8 @@ class FSDPParamGroup:
     # --- gradients ---------------------------------------------------------------------------
 
     def reduction(self) -> GroupReduction:
-        """What the backward that starts now does with this group's gradients."""
-        if not self.requires_gradient_sync:
+        """What the programs of the backward that starts now do with this group's gradients."""
+        if not self.requires_gradient_sync or self.comms.reduces:
             return GroupReduction(False, False, (), (), False)
         return GroupReduction(
             True,
@@ -259,12 +312,38 @@ class FSDPParamGroup:
         if not how.sync:
             for i in present:
                 self.keep_unreduced(i, Spread.of_local(self.mesh.jax_mesh, grads[i]))
-            return list(out)
+            return self.reduce_kept()
         arrays = [*(grads[i] for i in present), *self.take_waiting(how)]
         indices = how.indices(present, self.trainable())
         if not indices:
             return list(out)
         return self._placed(how, indices, self._launch_reduce(how, present, arrays))
+
+    def reduce_kept(self) -> list[Tensor | None]:
+        """Gradients of the shards from the whole gradients that are kept, by the user's Python."""
+        out: list[Tensor | None] = [None] * len(self.params)
+        if not (self.requires_gradient_sync and self.comms.reduces):
+            return out
+        spec = self.spec
+        kept, self.unreduced = self.unreduced, {}
+        partial, self.partial = self.partial, {}
+        grads = {i: spread.local for i, spread in kept.items()}
+        if self.reduce_unused:
+            for i in self.trainable():
+                if i not in grads and i not in partial:
+                    p = spec.params[i]
+                    grads[i] = jnp.zeros(p.shape, p.compute_dtype)
+        pieces = reduce_in_python(
+            self.comms,
+            spec,
+            self.mesh,
+            grads,
+            {i: spread.local for i, spread in partial.items()},
+            self.requires_all_reduce,
+        )
+        spreads = {i: Spread.of_local(self.mesh.jax_mesh, p) for i, p in pieces.items()}
+        how = dataclasses.replace(self.reduction(), all_reduce=self.requires_all_reduce)
+        return self._placed(how, list(spreads), list(spreads.values()))
 
     def _placed(
         self, how: GroupReduction, indices: list[int], pieces: list[Spread]

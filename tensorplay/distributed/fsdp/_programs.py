@@ -22,7 +22,7 @@ from jax.extend.core import Literal
 from ..._program import Evaluation, Handler, Thunk, dependencies, depends
 from ..._staged import StagedCall
 from .._spmd import per_rank_jit
-from ._collectives import GroupSpec, gather
+from ._collectives import GroupSpec, gather, part
 from ._reduction import GroupReduction
 from ._schedule import (
     ENTER,
@@ -42,6 +42,8 @@ class GroupUse:
         spec: for the collectives.
         given: forward takes the whole parameters as inputs, in place of the pieces.
         kept: the whole parameters stay after forward; backward takes them as inputs.
+        within: pieces shared by so many neighbouring ranks stay after forward, and backward gathers
+            from those; 0 for the sharded parameters themselves.
         trainable: positions of the parameters that require grad.
         forward_prefetch, backward_prefetch: groups to gather ahead when this one is entered; None
             for the next one.
@@ -50,6 +52,7 @@ class GroupUse:
     spec: GroupSpec
     given: bool
     kept: bool
+    within: int
     trainable: tuple[int, ...]
     forward_prefetch: tuple[int, ...] | None = None
     backward_prefetch: tuple[int, ...] | None = None
@@ -105,9 +108,11 @@ class Plan:
             start += size
         return spans
 
-    def _wholes(self, arrays: list[list[Any]], have: Callable[[int], bool], zero: Any) -> _Wholes:
+    def _wholes(
+        self, arrays: list[list[Any]], have: Callable[[int], bool], within: list[int], zero: Any
+    ) -> _Wholes:
         """The whole parameters, from the arrays of each group: wholes where ``have``, or pieces."""
-        return _Wholes(self.uses, self._spans(), arrays, have, zero)
+        return _Wholes(self.uses, self._spans(), arrays, have, within, zero)
 
     def _entries(self) -> list[int]:
         """Groups in the order in which forward enters them."""
@@ -116,13 +121,13 @@ class Plan:
 
     def _forward(self, *inputs: Any) -> list[Any]:
         """(pieces or wholes of each group, the other inputs of forward) to (output values, written
-        values, kept residuals, wholes of the groups that keep and were not given).
+        values, kept residuals, then what groups keep: wholes that were not given, or pieces).
 
         The random state is left out where nothing is drawn. Last comes the zero that
         ``depending_on`` needs."""
         *rest, zero = inputs
         arrays = [[rest.pop(0) for _ in range(size)] for size in self.sizes]
-        wholes = self._wholes(arrays, lambda g: self.uses[g].given, zero)
+        wholes = self._wholes(arrays, lambda g: self.uses[g].given, [0] * len(arrays), zero)
         others = self.staged.forward.invars[self.num_wholes :]
         if not self.staged.draws:
             rest.append(jnp.zeros(4, jnp.uint32))
@@ -136,8 +141,10 @@ class Plan:
         results += [evaluation.value(v) for v in self.kept]
         program = self.staged.forward
         for g, (start, stop) in enumerate(self._spans()):
-            if self.uses[g].kept and not self.uses[g].given:
-                results += [evaluation.value(v) for v in program.invars[start:stop]]
+            use = self.uses[g]
+            if use.within or (use.kept and not use.given):
+                values = [evaluation.value(v) for v in program.invars[start:stop]]
+                results += part(use.spec, values, use.within) if use.within else values
         return results
 
     # --- backward ----------------------------------------------------------------------------
@@ -166,9 +173,10 @@ class _Wholes:
         spans: list[tuple[int, int]],
         arrays: list[list[Any]],
         have: Callable[[int], bool],
+        within: list[int],
         zero: Any,
     ) -> None:
-        self._uses, self._arrays, self._zero = uses, arrays, zero
+        self._uses, self._arrays, self._within, self._zero = uses, arrays, within, zero
         self._gathered: dict[int, list[Any]] = {}
         self.values: list[Any] = [None] * (spans[-1][1] if spans else 0)
         self.lazy: dict[int, Thunk] = {}
@@ -194,7 +202,7 @@ class _Wholes:
         if token is not None:
             smallest = min(range(len(pieces)), key=lambda i: pieces[i].size or float("inf"))
             pieces[smallest] = depending_on(pieces[smallest], token, self._zero)
-        self._gathered[group] = gather(self._uses[group].spec, pieces)
+        self._gathered[group] = gather(self._uses[group].spec, pieces, self._within[group])
 
     def issue_at(
         self, place: str, entries: Sequence[int], explicit: Mapping[int, Any]
@@ -282,7 +290,8 @@ class Backward:
         given = self.pull_back.invars[len(plan.residuals) :]
         cotangents = [_unpacked(rest.pop(0), v) for v in given]
         waiting = [[rest.pop(0) for _ in (*r.waiting, *r.partial)] for r in self.reductions]
-        wholes = plan._wholes(arrays, lambda g: plan.uses[g].kept, zero)
+        within = [use.within for use in plan.uses]
+        wholes = plan._wholes(arrays, lambda g: plan.uses[g].kept, within, zero)
         forward = Evaluation(
             staged.forward,
             [*wholes.values, *others[plan.num_wholes :]],

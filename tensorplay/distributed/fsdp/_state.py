@@ -29,7 +29,8 @@ class FSDPState:
         group: its group, shared by the modules of one call; None if no parameters were left for it.
         mesh: its data-parallel mesh.
         policy: its mixed-precision policy.
-        reshard_after_forward: None until the root is known: then False for the root, else True.
+        reshard_after_forward: None until the root is known: then False for the root, else True. An
+            int is the number of neighbours that share the pieces which stay.
         is_root: None until a forward ran; then whether forwards start here.
     """
 
@@ -39,7 +40,7 @@ class FSDPState:
         group: FSDPParamGroup | None,
         mesh: DataParallelMesh,
         policy: MixedPrecisionPolicy,
-        reshard_after_forward: bool | None,
+        reshard_after_forward: bool | int | None,
     ) -> None:
         self.module, self.group, self.mesh, self.policy = module, group, mesh, policy
         self.reshard_after_forward = reshard_after_forward
@@ -79,6 +80,12 @@ class FSDPState:
     def reshards(self) -> bool:
         """Whether the group is freed after forward."""
         return self.reshard_after_forward is not False
+
+    @property
+    def within(self) -> int:
+        """How many neighbours share the pieces that stay after forward; 0 where none stay."""
+        value = self.reshard_after_forward
+        return 0 if value is None or isinstance(value, bool) else value
 
     def groups(self) -> list[FSDPParamGroup]:
         """The groups of this module and of all below it, each once."""
@@ -154,7 +161,10 @@ class FSDPState:
                 group.to_sharded()
             raise
         if group is not None:
-            if self.reshards():
+            if self.within:
+                group.to_post_forward(self.within)
+                self._reshard_after_backward(out)
+            elif self.reshards():
                 group.to_sharded()
             else:
                 self._reshard_after_backward(out)
