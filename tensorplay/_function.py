@@ -78,6 +78,8 @@ class _Saved:
 class FunctionNode(Node):
     """The backward step of one call of a ``Function``."""
 
+    saved = ("ctx",)
+
     def __init__(self, function: type[Function], ctx: FunctionCtx, args: tuple[Any, ...]) -> None:
         super().__init__([a._edge() if isinstance(a, Tensor) else None for a in args])
         self.function, self.ctx = function, ctx

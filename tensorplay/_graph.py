@@ -46,7 +46,16 @@ class Node:
 
     Subclasses implement ``backward``: a list of gradients, one per output of the step (None where
     none arrived), to a list of gradients, one per entry of ``next_edges``.
+
+    Attributes:
+        saved: names of the attributes that hold what forward saved.
+        restore: fills them again, where activation checkpointing has dropped them.
+        recorded: a step of the graph, and not the end of a gradient's way.
     """
+
+    saved: tuple[str, ...] = ()
+    restore: Callable[[], None] | None = None
+    recorded = True
 
     __slots__ = (
         "__dict__",
@@ -259,6 +268,8 @@ def _before(node: Node, grads: Gradients) -> Gradients:
 
 
 def _apply(node: Node, grads: Gradients) -> Gradients:
+    while node.restore is not None:  # once for each checkpoint around it
+        node.restore()
     results = node.backward(grads)
     for hook in list((node._hooks or {}).values()):
         results = _replaced(hook(tuple(results), tuple(grads)), results)

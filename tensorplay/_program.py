@@ -45,7 +45,7 @@ def per_rank_program(
 
 
 def inlined(program: Any, invars: Sequence[Var]) -> Jaxpr:
-    """``program`` with every inner jit replaced by its equations."""
+    """``program`` with every inner jit and checkpoint replaced by its equations."""
     names: dict[Var, Any] = {}
     equations: list[Any] = []
 
@@ -55,12 +55,11 @@ def inlined(program: Any, invars: Sequence[Var]) -> Jaxpr:
     def add(inner: Any, scope: dict[Var, Any]) -> None:
         for eqn in inner.eqns:
             inputs = [look_up(scope, v) for v in eqn.invars]
-            if eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call"):
-                body = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
-                below = dict(zip(body.jaxpr.invars, inputs, strict=True))
-                below.update(_constants(body))
-                add(body.jaxpr, below)
-                results = [look_up(below, v) for v in body.jaxpr.outvars]
+            if eqn.primitive.name in ("jit", "pjit", "closed_call", "core_call", "checkpoint"):
+                body, below = _body(eqn)
+                below.update(zip(body.invars, inputs, strict=True))
+                add(body, below)
+                results = [look_up(below, v) for v in body.outvars]
                 scope.update(zip(eqn.outvars, results, strict=True))
                 continue
             outputs = [Var(v.aval) for v in eqn.outvars]
@@ -74,11 +73,13 @@ def inlined(program: Any, invars: Sequence[Var]) -> Jaxpr:
     return Jaxpr((), fresh, outvars, equations, program.effects, debug_info=program.debug_info)
 
 
-def _constants(body: Any) -> dict[Var, Any]:
-    found = {}
-    for var, value in zip(body.jaxpr.constvars, body.consts, strict=True):
-        found[var] = Literal(value, var.aval)
-    return found
+def _body(eqn: Any) -> tuple[Any, dict[Var, Any]]:
+    """The inner program of an equation, and its constants."""
+    body = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+    if not hasattr(body, "consts"):
+        return body, {}
+    constants = zip(body.jaxpr.constvars, body.consts, strict=True)
+    return body.jaxpr, {var: Literal(value, var.aval) for var, value in constants}
 
 
 def dependencies(program: Jaxpr, num_constants: int = 0) -> dict[Any, frozenset[int]]:

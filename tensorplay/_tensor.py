@@ -737,6 +737,7 @@ class AccumulateGrad(Node):
     """The end of a gradient's way: adds into a leaf's ``grad``."""
 
     __slots__ = ("variable",)
+    recorded = False
 
     def __init__(self, variable: Tensor) -> None:
         super().__init__(())

@@ -35,6 +35,19 @@ class _TracedNode(Node):
         return "CompiledBackward"
 
 
+class Scope:
+    """A part of a trace that jax traces apart.
+
+    Attributes:
+        own: the storages made inside.
+        written: storages from outside of it that were written to.
+    """
+
+    def __init__(self) -> None:
+        self.own: set[Storage] = set()
+        self.written: dict[Storage, None] = {}
+
+
 class Trace:
     """One trace; see the module's docstring.
 
@@ -60,6 +73,7 @@ class Trace:
         self.random_inputs: tuple[Any, Any, Any] | None = None
         self._generator = generator
         self._own: set[Storage] = set()
+        self._scope: Scope | None = None
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Trace]:
@@ -78,6 +92,23 @@ class Trace:
     def own(self, storage: Storage) -> None:
         """A storage made during the trace."""
         self._own.add(storage)
+        if self._scope is not None:
+            self._scope.own.add(storage)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Scope]:
+        """A part of the trace that jax traces apart, for activation checkpointing."""
+        outer, self._scope = self._scope, Scope()
+        try:
+            yield self._scope
+        finally:
+            self._scope = outer
+
+    def in_scope(self, tensor: Tensor) -> bool:
+        """Whether the tensor's storage may hold values of the part that is traced now."""
+        if self._scope is None:
+            return not self.is_outside(tensor)
+        return tensor._storage in self._scope.own
 
     def is_outside(self, tensor: Tensor) -> bool:
         """Whether the tensor existed before the trace."""
@@ -92,6 +123,8 @@ class Trace:
 
     def on_write(self, tensor: Tensor) -> None:
         storage = tensor._storage
+        if self._scope is not None and storage not in self._scope.own:
+            self._scope.written.setdefault(storage)
         if storage in self._own:
             return
         if tensor._requires_grad or storage not in self.lifted:

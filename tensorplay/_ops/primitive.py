@@ -313,6 +313,7 @@ class PrimitiveNode(Node):
     """The backward step of a recorded primitive."""
 
     __slots__ = ("guards", "info", "inputs", "leaves", "op", "options")
+    saved = ("leaves", "inputs", "guards")
 
     def __init__(
         self, op: Primitive, options: dict[str, Any], info: _Info, leaves: Any, edges: Any

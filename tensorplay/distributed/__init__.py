@@ -1,5 +1,6 @@
 """Process groups, device meshes and the ranks of a job: tensorplay's torch.distributed."""
 
+from . import algorithms as algorithms
 from . import checkpoint as checkpoint
 from . import fsdp as fsdp
 from . import nn as nn

@@ -78,21 +78,21 @@ def load(module: Module, state_dict: Mapping[str, Any], strict: bool, assign: bo
     values = OrderedDict(state_dict)
     metadata = getattr(state_dict, "_metadata", None)
 
-    def visit(current: Module, prefix: str) -> None:
+    def visit(current: Module, part: dict[str, Any], prefix: str) -> None:
         local = {} if metadata is None else metadata.get(prefix[:-1], {})
         if assign:
             local["assign_to_params_buffers"] = True
-        part = {k: v for k, v in values.items() if k.startswith(prefix)}
         for hook in current._load_state_dict_pre_hooks.values():
             hook(current, part, prefix, local, True, missing, unexpected, errors)
         current._load_from_state_dict(part, prefix, local, True, missing, unexpected, errors)
         for name, child in current._modules.items():
             if child is not None:
-                visit(child, prefix + name + ".")
+                below = prefix + name + "."
+                visit(child, {k: v for k, v in part.items() if k.startswith(below)}, below)
         for hook in current._load_state_dict_post_hooks.values():
             hook(current, IncompatibleKeys(missing, unexpected))
 
-    visit(module, "")
+    visit(module, values, "")
     if strict:
         _report_keys(missing, unexpected, errors)
     if errors:

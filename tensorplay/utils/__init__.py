@@ -1,3 +1,4 @@
 """Utilities, as ``torch.utils``."""
 
+from . import checkpoint as checkpoint
 from . import data as data

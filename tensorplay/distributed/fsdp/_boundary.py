@@ -9,7 +9,6 @@ what crosses it by the number of ranks.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..._dtypes import float32
 from ..._ops.join import cat, stack
 from ..._ops.math import to_dtype
 from ..._ops.random import Generator
+from ..._state import state
 from ..._structure import flatten, unflatten
 from ..._tensor import Tensor
 from .._replicate import is_replicated
@@ -125,7 +125,7 @@ class ControllerBoundary(RankBoundary):
 
 def boundary_of(mesh: DataParallelMesh, tensors: Sequence[Tensor]) -> RankBoundary:
     """The boundary of a call with these tensors among its arguments."""
-    if mesh.controlled and not inside_one_rank():
+    if mesh.controlled and not state.one_rank:
         return ControllerBoundary(mesh, tensors)
     return RankBoundary(mesh)
 
@@ -148,25 +148,13 @@ def _splits(tensors: Sequence[Tensor], ranks: int) -> tuple[bool, ...]:
 # --- a controller's call as plain Python ---------------------------------------------------------
 
 
-class _OneRank(threading.local):
-    inside = False
-
-
-_one_rank = _OneRank()
-
-
-def inside_one_rank() -> bool:
-    """Whether a controller runs Python for one of its ranks now."""
-    return _one_rank.inside
-
-
 @contextlib.contextmanager
 def _as_one_rank() -> Iterator[None]:
-    _one_rank.inside = True
+    state.one_rank = True
     try:
         yield
     finally:
-        _one_rank.inside = False
+        state.one_rank = False
 
 
 def run_for_each_rank(

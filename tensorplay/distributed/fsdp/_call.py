@@ -211,6 +211,8 @@ class Call:
 class CompiledNode(Node):
     """The backward step of a compiled call."""
 
+    saved = ("call",)
+
     def __init__(self, call: Call) -> None:
         super().__init__(call.edges(), len(call.staged.differentiable))
         self.call: Call | None = call

@@ -14,12 +14,13 @@ from typing import Any
 
 from ..._freeze import Unfrozen
 from ..._staged import Fingerprint, StagedCall, first_difference, signature
+from ..._state import state as thread
 from ..._structure import flatten
 from ..._tensor import Tensor, state_changes
 from .._agreement import COMPILED, EAGERLY, Agreement
 from .._spmd import shared_program
 from .._world import current_world
-from ._boundary import RankBoundary, boundary_of, inside_one_rank
+from ._boundary import RankBoundary, boundary_of
 from ._call import Call
 from ._param_group import FSDPParamGroup, ShardedState
 from ._programs import GroupUse, Plan
@@ -78,7 +79,7 @@ class CompiledCalls:
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Any, method: str = "") -> Any:
         """Calls ``call(*args, **kwargs)``: the module, or one of its methods."""
-        if inside_one_rank():
+        if thread.one_rank:
             return self.state.run_eagerly(call, args, kwargs)
         tensors, structure = flatten((args, kwargs))
         boundary = boundary_of(self.state.mesh, tensors)
@@ -236,7 +237,7 @@ class CompiledCalls:
     ) -> Any:
         staged: StagedCall = entry.staged  # type: ignore[assignment]
         states = [s for s in self._of_tree()[0] if s.group is not None]
-        keeps = {s.group for s in states if not s.reshards()}
+        keeps = {s.group for s in states if thread.recomputing or not s.reshards()}
         within = {s.group: s.within for s in states}
         uses = []
         for group in groups:

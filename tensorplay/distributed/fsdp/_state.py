@@ -15,7 +15,7 @@ from ..._structure import flatten, map_tensors
 from ..._tensor import Tensor
 from ...nn._module import Module
 from ._api import MixedPrecisionPolicy
-from ._boundary import ControllerBoundary, RankBoundary, inside_one_rank, run_for_each_rank
+from ._boundary import ControllerBoundary, RankBoundary, run_for_each_rank
 from ._mesh import DataParallelMesh
 from ._param_group import FSDPParamGroup, ShardedState
 from ._schedule import ENTER, LEAVE, mark
@@ -130,7 +130,7 @@ class FSDPState:
         if self.group is None:
             return
         trace = thread.trace
-        tensors = [t for t in flatten(value)[0] if not trace.is_outside(t)]
+        tensors = [t for t in flatten(value)[0] if trace.in_scope(t)]
         floating = [t for t in tensors if t.is_floating_point()]
         for tensor in (floating or tensors)[:1]:
             storage = tensor._storage
@@ -209,7 +209,7 @@ class FSDPState:
         """Lets random draws differ between data-parallel ranks that were seeded alike."""
         generator = default_generator()
         outer = generator.stream
-        if not inside_one_rank():
+        if not thread.one_rank:
             generator.stream = self.mesh.rank
         try:
             yield

@@ -402,6 +402,8 @@ def _with_scalars(build: Build, shapes: Sequence[tuple[int, ...]]) -> Any:
 class CollectiveNode(Node):
     """The backward step of a collective: its transpose, over the same ranks."""
 
+    saved = ("arrays",)
+
     def __init__(
         self,
         group: ProcessGroup,
