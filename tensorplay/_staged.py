@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from ._device import device_of
 from ._freeze import Freezer, Snapshot
 from ._guards import Reads, Watch
 from ._ops.random import default_generator
@@ -253,7 +252,8 @@ class Tracing:
         arguments, structure: of ``(args, kwargs)``; see ``_structure``.
         outside: tensors from outside that are inputs, each the first of its storage.
         groups: the groups of whole parameters, with the avals of each.
-        mesh: the jax mesh whose axes are bound.
+        mesh: the jax mesh whose axes are bound; an abstract one will do.
+        place: the device that tensors appear to be on.
         shapes: of the arguments, as the Python is to see them.
         apart: outputs are no views of each other, since the caller changes them.
     """
@@ -266,19 +266,17 @@ class Tracing:
         outside: list[Tensor],
         groups: dict[Any, Any],
         mesh: Any,
+        place: Any,
         shapes: Sequence[tuple[int, ...]],
         apart: bool,
     ) -> None:
         self.shapes, self.apart = shapes, apart
         self.run, self.arguments, self.structure = run, arguments, structure
         self.outside, self.groups, self.mesh = outside, groups, mesh
-        self.trace = Trace(default_generator(), self._place())
+        self.trace = Trace(default_generator(), place)
         self.trace.owner = self
         self.watch = Watch()
         self._shown: dict[Any, int] = {}
-
-    def _place(self) -> Any:
-        return device_of(next(iter(self.mesh.devices.flat)))
 
     def show(self, group: Any) -> None:
         """The modules of ``group`` show its whole parameters."""

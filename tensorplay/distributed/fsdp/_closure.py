@@ -168,7 +168,9 @@ class CompiledCalls:
                 entry.fingerprint, entry.count = fingerprint, state_changes.count
                 self._last = entry
                 return entry, False
-        request = Request(self.state, call, tensors, structure, fingerprint, boundary)
+        request = Request(
+            self.state, call, tensors, structure, fingerprint, boundary, self.state.mesh.jax_mesh
+        )
         entry = self._last = self._trace(request, key)
         found.append(entry)
         return entry, True

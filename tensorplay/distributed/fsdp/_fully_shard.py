@@ -17,6 +17,7 @@ from ._closure import CompiledCalls
 from ._mesh import data_parallel_mesh
 from ._module import FSDPModule
 from ._param_group import FSDPParamGroup
+from ._replicas import broadcast_module_states
 from ._state import FSDPState
 
 _FULL_PRECISION = MixedPrecisionPolicy()
@@ -33,6 +34,7 @@ def fully_shard(
     offload_policy: OffloadPolicy = _NO_OFFLOAD,
     ignored_params: Iterable[Parameter] | None = None,
     dp_mesh_dims: DataParallelMeshDims | None = None,
+    sync_module_states: bool = False,
 ) -> Any:
     """Shards the parameters of ``module`` over the data-parallel ranks, in place.
 
@@ -54,6 +56,9 @@ def fully_shard(
         offload_policy: where shards live; `CPUOffloadPolicy` on CPU meshes.
         ignored_params: parameters that stay whole, with their own gradients on each rank.
         dp_mesh_dims: which dims of ``mesh``, which then may have more, shard and which replicate.
+
+        sync_module_states: all ranks of the mesh take the parameters and buffers of its first rank
+            before they are cut. No argument of PyTorch's; see ``broadcast_module_states``.
 
     Returns:
         ``module``, the same object.
@@ -79,6 +84,9 @@ def fully_shard(
     _init.check_offload(offload_policy, dp_mesh)
     owned = _init.owners_of_parameters(modules, _init.ignored_ids(ignored_params))
     _init.refuse_unfit(owned)
+    if sync_module_states:
+        for m in modules:
+            broadcast_module_states(m, src=int(dp_mesh.mesh.mesh.flat[0]), mesh=dp_mesh.mesh)
     params = _init.make_params(owned, dp_mesh, shard_placement_fn)
     group = FSDPParamGroup(params, modules, dp_mesh, mp_policy) if params else None
     for m in modules:

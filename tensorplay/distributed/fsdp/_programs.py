@@ -59,12 +59,17 @@ class GroupUse:
 
 
 class Plan:
-    """The forward program of a staged call and what its backward programs need."""
+    """The forward program of a staged call and what its backward programs need.
+
+    Attributes:
+        gathered: the groups in the order in which forward gathers them, once it was compiled.
+    """
 
     def __init__(self, staged: StagedCall, uses: tuple[GroupUse, ...], jax_mesh: Any) -> None:
         self.staged, self.uses, self.jax_mesh = staged, uses, jax_mesh
         self.sizes = [len(u.spec.params) for u in uses]
         self.num_wholes = sum(self.sizes)
+        self.gathered: list[int] = []
         self._classify()
         self.forward = per_rank_jit(_packed(self._forward, "fsdp_forward"), jax_mesh)
 
@@ -134,6 +139,7 @@ class Plan:
         rest += self.staged.constants
         rest = [_unpacked(x, v) for x, v in zip(rest, others, strict=True)]
         explicit = {g: u.forward_prefetch for g, u in enumerate(self.uses)}
+        self.gathered = wholes.order
         handlers = wholes.issue_at(ENTER, self._entries(), explicit)
         evaluation = Evaluation(self.staged.forward, [*wholes.values, *rest], wholes.lazy, handlers)
         outputs = evaluation.run()
@@ -165,6 +171,7 @@ class _Wholes:
     Attributes:
         values: for each whole parameter its array, where it is given.
         lazy: for each of the others a function that gathers its group at first use.
+        order: the groups gathered so far.
     """
 
     def __init__(
@@ -178,6 +185,7 @@ class _Wholes:
     ) -> None:
         self._uses, self._arrays, self._within, self._zero = uses, arrays, within, zero
         self._gathered: dict[int, list[Any]] = {}
+        self.order: list[int] = []
         self.values: list[Any] = [None] * (spans[-1][1] if spans else 0)
         self.lazy: dict[int, Thunk] = {}
         self._missing: set[int] = set()
@@ -198,6 +206,7 @@ class _Wholes:
     def _gather(self, group: int, token: Any) -> None:
         if group in self._gathered or group not in self._missing:
             return
+        self.order.append(group)
         pieces = list(self._arrays[group])
         if token is not None:
             smallest = min(range(len(pieces)), key=lambda i: pieces[i].size or float("inf"))
@@ -230,6 +239,7 @@ class Backward:
             summed over the replicas, ("whole", group, i) for one kept on this rank, ("input",
             position) for the gradient of another input of forward, ("parameter", group, i) for a
             whole parameter of the groups ``shown``, which stay unsharded.
+        gathered: the groups in the order in which they are gathered, once it was compiled.
     """
 
     def __init__(
@@ -241,6 +251,7 @@ class Backward:
     ) -> None:
         self.plan, self.present, self.reductions = plan, present, reductions
         self.shown = shown
+        self.gathered: list[int] = []
         self.pull_back = plan.staged.backward(present)
         self._sort_gradients()
         self.program = per_rank_jit(_packed(self._run, "fsdp_backward"), plan.jax_mesh)
@@ -300,6 +311,7 @@ class Backward:
         )
         explicit = {g: u.backward_prefetch for g, u in enumerate(plan.uses)}
         entries = [g for g in reversed(plan._entries()) if g in plan.needed_groups]
+        self.gathered = wholes.order
         handlers = wholes.issue_at(ENTER_BACKWARD, entries, explicit)
         return self._pull_back(forward, kept, cotangents, waiting, handlers)
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ..._device import device_of
 from ..._guards import Reads
 from ..._staged import Fingerprint, StagedCall, Tracing, distinct
 from ..._tensor import Tensor
@@ -27,7 +28,11 @@ class Eagerly:
 
 @dataclasses.dataclass
 class Request:
-    """What to trace."""
+    """What to trace.
+
+    Attributes:
+        mesh: to trace it over; an abstract one will do.
+    """
 
     state: Any
     call: Callable[..., Any]
@@ -35,6 +40,7 @@ class Request:
     structure: Any
     fingerprint: Fingerprint
     boundary: RankBoundary
+    mesh: Any
 
     def stage(self) -> StagedCall | Eagerly:
         """Traces, again with more outside tensors where that is needed."""
@@ -67,7 +73,8 @@ class Request:
             self.structure,
             distinct(outside),
             groups,
-            self.state.mesh.jax_mesh,
+            self.mesh,
+            device_of(next(iter(self.state.mesh.jax_mesh.devices.flat))),
             self.boundary.shapes(self.tensors),
             self.boundary.joins,
         )
