@@ -85,6 +85,11 @@ class Storage:
             state.trace.own(self)
 
     @property
+    def stored(self) -> Any:
+        """What `held` gives, in the memory where it lies."""
+        return self.array
+
+    @property
     def held(self) -> Any:
         """All that this thread holds of the value: ``array``, with padding and other ranks' pieces
         where there are such."""
@@ -233,6 +238,8 @@ class Tensor:
         array = self._storage.array
         if type(array) is Meta:
             return device("meta")
+        if self._layout is not None and self._layout.memory is not None:
+            return device("cpu")
         if isinstance(array, jax.core.Tracer):
             return state.trace.device if state.trace is not None else device("cpu")
         return device_of(next(iter(array.devices())))
@@ -304,7 +311,7 @@ class Tensor:
 
     def _read(self) -> Any:
         """The jax array of this tensor's value."""
-        array = self._storage.array
+        array = self._storage.array if self._layout is None else self._layout.readable(self)
         if state.trace is not None:
             state.trace.on_read(self)
         if self._chain is None:

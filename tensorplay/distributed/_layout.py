@@ -49,11 +49,18 @@ class Layout:
         padded_shape: of every rank's piece.
         shape: of this rank's own rows.
         chain: from the stored piece to them.
+        memory: the kind of memory that pieces are kept in between uses, "pinned_host" for instance;
+            None for the device's own.
     """
 
     def __init__(
-        self, mesh: DeviceMesh, placements: Sequence[Placement], global_shape: Shape
+        self,
+        mesh: DeviceMesh,
+        placements: Sequence[Placement],
+        global_shape: Shape,
+        memory: str | None = None,
     ) -> None:
+        self.memory = memory
         self.mesh, self.placements = mesh, tuple(placements)
         self.global_shape = tuple(global_shape)
         named = list(zip(mesh.axis_names, self.placements, strict=True))
@@ -68,13 +75,15 @@ class Layout:
             self.padded_shape = piece_shape(self.padded_shape, dim, self._sizes[axis])
         self.shape = self.shape_at(coordinate)
         self.chain = self._chain_to_own_rows()
-        self._key = (mesh, self.placements, self.global_shape)
+        self._key = (mesh, self.placements, self.global_shape, memory)
 
     @classmethod
-    def over_axis(cls, mesh: DeviceMesh, axis: str, global_shape: Shape, dim: int) -> Layout:
+    def over_axis(
+        cls, mesh: DeviceMesh, axis: str, global_shape: Shape, dim: int, memory: str | None = None
+    ) -> Layout:
         """Cut along ``dim`` over ``axis``; along the other axes pieces are replicas."""
         placements = [Shard(dim) if name == axis else Replicate() for name in mesh.axis_names]
-        return cls(mesh, placements, global_shape)
+        return cls(mesh, placements, global_shape, memory)
 
     def shape_at(self, coordinate: Sequence[int]) -> Shape:
         """The shape, without padding, of the piece at a place in the mesh."""
@@ -139,7 +148,9 @@ class Layout:
 
     def copy_storage(self, storage: LaidOutStorage) -> LaidOutStorage:
         """Another storage with the same (immutable) array, as far as this rank is concerned."""
-        return self.storage(storage.array if isinstance(storage.value, Meta) else storage.held)
+        if isinstance(storage.value, Meta) or self.memory is not None:
+            return LaidOutStorage(self, storage.value, kept=True)
+        return self.storage(storage.held)
 
     def tensor(self, piece: Any) -> Tensor:
         """A tensor over padded pieces, as `storage` takes them."""
@@ -212,6 +223,11 @@ class Layout:
         return tuple(
             (dim, rows) for dim, rows in found if any(n < self.padded_shape[dim] for n in rows)
         )
+
+    def readable(self, tensor: Tensor) -> Any:
+        """This rank's padded piece, in memory that can be computed with."""
+        spread = tensor._storage.spread  # type: ignore[attr-defined]
+        return spread if isinstance(spread, Meta) else spread.local
 
     # --- what ops may do ---------------------------------------------------------------------
 
@@ -359,7 +375,7 @@ class Layout:
         over = range(len(self.global_shape)) if dims is None else dims
         axes = tuple(axis for axis, dim in self.cuts if dim in over)
         kept = self._reduced_layout(tuple(over), options["keepdim"])
-        spread = x._storage.value  # type: ignore[attr-defined]
+        spread = x._storage.spread  # type: ignore[attr-defined]
 
         def reduction(piece: Any) -> Any:
             out = reduced(op, options, piece, self, axes)
@@ -479,18 +495,39 @@ _padded = jax.jit(_pad_rows, static_argnums=1)
 _cut = jax.jit(_cut_rows, static_argnums=(1, 2, 3))
 
 
+def _in_memory(spread: Spread, kind: str) -> Spread:
+    """The same values in another kind of memory of the same devices."""
+    held = spread.held
+    return Spread.of_held(spread.mesh, jax.device_put(held, held.sharding.with_memory_kind(kind)))
+
+
 class LaidOutStorage(Storage):
     """The cell of a tensor with a layout; ``array`` is this rank's padded piece.
 
-    ``value`` is the ``Spread`` over all ranks (or a meta array): its global array is kept from one
-    use to the next. ``on_write`` is called after each write.
+    Attributes:
+        value: the ``Spread`` over all ranks (or a meta array), in the layout's kind of memory, as
+            is ``array``. `held` and `spread` are on the devices.
+        on_write: called after each write.
     """
 
     __slots__ = ("layout", "on_write", "value")
 
-    def __init__(self, layout: Layout, value: Any) -> None:
-        self.layout, self.value, self.version = layout, value, 0
+    def __init__(self, layout: Layout, value: Any, kept: bool = False) -> None:
+        self.layout, self.version = layout, 0
+        self.value = value if kept else self._kept(value)
         self.on_write: Callable[[], None] | None = None
+
+    def _kept(self, value: Any) -> Any:
+        if self.layout.memory is None or isinstance(value, Meta):
+            return value
+        return _in_memory(value, self.layout.memory)
+
+    @property
+    def spread(self) -> Any:
+        """The ``Spread`` on the devices; a copy where ``value`` is kept in other memory."""
+        if self.layout.memory is None or isinstance(self.value, Meta):
+            return self.value
+        return _in_memory(self.value, self.layout._device.default_memory().kind)
 
     @property
     def array(self) -> Any:  # type: ignore[override]
@@ -504,15 +541,19 @@ class LaidOutStorage(Storage):
         self._put(piece)
 
     @property
+    def stored(self) -> Any:
+        return self.value if isinstance(self.value, Meta) else self.value.held
+
+    @property
     def held(self) -> Any:
         """What this thread computes with; see ``Spread.held``."""
-        return self.value if isinstance(self.value, Meta) else self.value.held
+        return self.value if isinstance(self.value, Meta) else self.spread.held
 
     @held.setter
     def held(self, pieces: Any) -> None:
         self._put(Spread.of_held(self.layout.jax_mesh, pieces))
 
     def _put(self, value: Any) -> None:
-        self.value = value
+        self.value = self._kept(value)
         if self.on_write is not None:
             self.on_write()

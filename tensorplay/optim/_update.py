@@ -117,20 +117,29 @@ def _batches(groups: Iterable[ParamGroup]) -> Iterable[list[tuple[Tensor, ParamG
     """Parameters with gradients, by what one program can hold.
 
     That is: arrays on the same devices, one dtype of arithmetic, and each storage once. The second
-    of two parameters that share a storage is updated after the first.
+    of two parameters that share a storage is updated after the first. Of parameters that are kept
+    in host memory only some at a time are on the devices.
     """
     batches: dict[Any, list[tuple[Tensor, ParamGroup]]] = {}
     seen: Counter[int] = Counter()
+    moved = 0
     for group in groups:
         for p in group["params"]:
             if p.grad is None:
                 continue
-            array = array_of(p)
+            array = p._storage.stored
             turn = seen[id(p._storage)]
             seen[id(p._storage)] += 1
-            key = (turn, _place(array.sharding), array.dtype in _WIDE)
+            portion = 0
+            if p._layout is not None and p._layout.memory is not None:
+                portion = moved // _PORTION
+                moved += array.nbytes
+            key = (turn, _place(array.sharding), array.dtype in _WIDE, portion)
             batches.setdefault(key, []).append((p, group))
     return batches.values()
+
+
+_PORTION = 256 << 20  # bytes of parameters that move to the devices together
 
 
 @functools.lru_cache(maxsize=1024)

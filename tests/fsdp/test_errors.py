@@ -237,7 +237,7 @@ def test_a_frozen_parameter_of_another_dtype_is_fine() -> None:
         close(grad, twin.grads[0]["inner.weight"])
 
 
-@pytest.mark.parametrize("value", ["yes", 0, 2, 1.0, [True]])
+@pytest.mark.parametrize("value", ["yes", 0, 3, 1.0, [True]])
 def test_reshard_after_forward_of_a_wrong_type(value: Any) -> None:
     refused(
         Mlp,

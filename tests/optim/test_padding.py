@@ -27,6 +27,10 @@ class Layout:
     """Own rows first, then padding."""
 
     rows: int
+    memory = None
+
+    def readable(self, tensor: Any) -> Any:
+        return tensor._storage.array
 
     def tensor(self, rows: np.ndarray) -> Any:
         out = Tensor.__new__(Tensor)

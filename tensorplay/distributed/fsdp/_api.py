@@ -78,10 +78,12 @@ class OffloadPolicy:
 class CPUOffloadPolicy(OffloadPolicy):
     """Shards, gradients and optimizer state live in host memory.
 
-    On a CPU mesh they do so anyway. Other meshes are refused by ``fully_shard``.
+    They are copied to the device when their group is gathered and when the optimizer updates them,
+    some at a time. On a CPU mesh they are in host memory anyway, and nothing is copied.
 
     Attributes:
-        pin_memory: page-lock that memory, for transfers that overlap compute.
+        pin_memory: page-lock that memory, for transfers that overlap compute, where the devices
+            know such memory.
     """
 
     pin_memory: bool = True

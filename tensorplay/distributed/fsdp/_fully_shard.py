@@ -53,7 +53,7 @@ def fully_shard(
             neighbours only.
         shard_placement_fn: from a parameter to the ``Shard(dim)`` to cut it by; None is dim 0.
         mp_policy: dtypes of compute, communication and outputs.
-        offload_policy: where shards live; `CPUOffloadPolicy` on CPU meshes.
+        offload_policy: where shards, gradients and optimizer state live between uses.
         ignored_params: parameters that stay whole, with their own gradients on each rank.
         dp_mesh_dims: which dims of ``mesh``, which then may have more, shard and which replicate.
 
@@ -68,7 +68,7 @@ def fully_shard(
         RuntimeError: applied twice to a module, or to a module above before.
         ValueError: a container without forward, a scalar parameter, a mesh of more than two dims,
             an int that does not divide the shard axis, names that the mesh does not have, an
-            offload policy that the mesh's devices do not have.
+            offload policy for devices that cannot address host memory.
         NotImplementedError: an int together with ``dp_mesh_dims``.
         AssertionError: trainable parameters of several dtypes in the group.
     """
@@ -81,13 +81,13 @@ def fully_shard(
             "reshard_after_forward as an int does not go together with dp_mesh_dims: pass the "
             "data-parallel slice of the mesh, mesh['dp'], as mesh"
         )
-    _init.check_offload(offload_policy, dp_mesh)
+    memory = _init.offload_memory(offload_policy, dp_mesh)
     owned = _init.owners_of_parameters(modules, _init.ignored_ids(ignored_params))
     _init.refuse_unfit(owned)
     if sync_module_states:
         for m in modules:
             broadcast_module_states(m, src=int(dp_mesh.mesh.mesh.flat[0]), mesh=dp_mesh.mesh)
-    params = _init.make_params(owned, dp_mesh, shard_placement_fn)
+    params = _init.make_params(owned, dp_mesh, shard_placement_fn, memory)
     group = FSDPParamGroup(params, modules, dp_mesh, mp_policy) if params else None
     for m in modules:
         state = FSDPState(m, group, dp_mesh, mp_policy, reshard)

@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
+
 from ..._dtypes import dtype
 from ..._tensor import Tensor
 from ...nn._containers import ModuleDict, ModuleList
@@ -222,25 +224,44 @@ def checked_reshard(value: Any, ranks: int) -> bool | int | None:
     return True if value == ranks else value
 
 
-def check_offload(policy: OffloadPolicy, mesh: DataParallelMesh) -> None:
-    """Raises ValueError if the policy does not fit the mesh's devices."""
+def offload_memory(policy: OffloadPolicy, mesh: DataParallelMesh) -> str | None:
+    """The kind of memory that shards are kept in; None for the device's own.
+
+    Raises:
+        TypeError: not an OffloadPolicy.
+        ValueError: the devices cannot address host memory.
+    """
     if not isinstance(policy, OffloadPolicy):
         raise TypeError(f"offload_policy should be an OffloadPolicy, got {policy!r}")
-    if isinstance(policy, CPUOffloadPolicy) and mesh.mesh.device_type != "cpu":
+    device = mesh.jax_mesh.devices.flat[0]
+    if not isinstance(policy, CPUOffloadPolicy) or _is_in_host_memory(device):
+        return None
+    wanted = "pinned_host" if policy.pin_memory else "unpinned_host"
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    found = [kind for kind in (wanted, "pinned_host", "unpinned_host") if kind in kinds]
+    if not found:
         raise ValueError(
-            f"CPUOffloadPolicy needs a CPU mesh, but this one is over {mesh.mesh.device_type!r} "
-            "devices: leave offload_policy out"
+            f"CPUOffloadPolicy needs devices that address host memory, but {device} has "
+            f"{sorted(kinds)} only: leave offload_policy out"
         )
+    return found[0]
+
+
+def _is_in_host_memory(device: jax.Device) -> bool:
+    return device.platform == "cpu"
 
 
 def make_params(
-    owned: list[tuple[str, Parameter, list[Owner]]], mesh: DataParallelMesh, fn: PlacementFn
+    owned: list[tuple[str, Parameter, list[Owner]]],
+    mesh: DataParallelMesh,
+    fn: PlacementFn,
+    memory: str | None,
 ) -> list[FSDPParam]:
     """Cuts every parameter and shows the shards in their owners."""
     dims = [shard_dim(name, param, fn) for name, param, _ in owned]
     params = []
     for (name, param, owners), dim in zip(owned, dims, strict=True):
-        layout = Layout.over_axis(mesh.mesh, mesh.shard_axis, tuple(param.shape), dim)
+        layout = Layout.over_axis(mesh.mesh, mesh.shard_axis, tuple(param.shape), dim, memory)
         params.append(FSDPParam(name, owners, param, layout))
     for p in params:
         p.show(p.sharded)

@@ -122,6 +122,10 @@ class FSDPParamGroup:
 
     def pieces(self) -> list[Any]:
         """The ``Spread`` of each sharded parameter."""
+        return [p.sharded._storage.spread for p in self.params]  # type: ignore[attr-defined]
+
+    def _values(self) -> list[Any]:
+        """Other objects than before once shards were written to."""
         return [p.sharded._storage.value for p in self.params]  # type: ignore[attr-defined]
 
     def versions(self) -> list[Any]:
@@ -170,7 +174,7 @@ class FSDPParamGroup:
         for i, (p, whole) in enumerate(zip(self.params, found, strict=True)):
             p.unsharded = p.make_unsharded(whole, edges.get(i))
             p.show(p.unsharded)
-        self._sources = pieces
+        self._sources = self._values()
         self.state = ShardedState.UNSHARDED
         self._on_write(self._wholes_are_stale)
 
@@ -204,7 +208,7 @@ class FSDPParamGroup:
             same = Spread.of_held(layout.jax_mesh, piece.held)
             p.post_forward = p.make_post_forward(layout, same)
             p.show(p.post_forward)
-        self._sources = self.pieces()
+        self._sources = self._values()
         self.state = ShardedState.POST_FORWARD
         self._on_write(self._wholes_are_stale)
 
@@ -223,7 +227,7 @@ class FSDPParamGroup:
 
     def _wholes_are_stale(self) -> None:
         """A step changed the shards: the wholes that modules show are of no use any more."""
-        if any(a is not b for a, b in zip(self._sources, self.pieces(), strict=True)):
+        if any(a is not b for a, b in zip(self._sources, self._values(), strict=True)):
             self.to_sharded()
 
     def trainable_flags(self) -> list[bool]:
@@ -257,7 +261,7 @@ class FSDPParamGroup:
     def is_current(self) -> bool:
         """Whether the unsharded parameters were gathered from the shards as they are now."""
         return self.state is ShardedState.UNSHARDED and all(
-            a is b for a, b in zip(self._sources, self.pieces(), strict=True)
+            a is b for a, b in zip(self._sources, self._values(), strict=True)
         )
 
     def gathered(self, pieces: list[Any]) -> list[Any]:

@@ -85,7 +85,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
     _refuse_in_trace("gathers a sharded tensor")
     if tensor.is_meta:
         return wrap(Meta(layout.global_shape, tensor._storage.array.dtype))
-    whole = wrap(layout.gather(tensor._storage.value))  # type: ignore[attr-defined]
+    whole = wrap(layout.gather(tensor._storage.spread))  # type: ignore[attr-defined]
     return recorded(whole, tensor, FullTensorNode)
 
 
@@ -145,7 +145,7 @@ def redistribute(
     if tensor.is_meta:
         moved: Any = Meta(target.padded_shape, tensor._storage.array.dtype)
     else:
-        moved = layout.moved(tensor._storage.value, target)  # type: ignore[attr-defined]
+        moved = layout.moved(tensor._storage.spread, target)  # type: ignore[attr-defined]
     return recorded(target.tensor(moved), tensor, RedistributeNode)
 
 
@@ -191,7 +191,7 @@ def _shards(tensor: Tensor) -> list[Tensor]:
         raise AttributeError(
             ".shards is for one controller that drives all ranks; a rank has .to_local()"
         )
-    return [wrap(rows) for rows in layout.rows_of_each(tensor._storage.value)]  # type: ignore[attr-defined]
+    return [wrap(rows) for rows in layout.rows_of_each(tensor._storage.spread)]  # type: ignore[attr-defined]
 
 
 def attach() -> None:
