@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import queue
 import socket
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -201,3 +202,24 @@ def test_uneven_rows_different_data_batches_and_python_in_three_processes() -> N
         close(printed, summed)
         close(batches, [expected] * 3)
         close(loaded, local(seeded(Mlp)(random(2, 5))))
+
+
+def skewed(rank: int, world: int, port: int) -> Any:
+    join(rank, world, port)
+    model = fully_shard(seeded(Mlp))
+    for late in (0.0, 33.0):  # the second one finds its programs compiled
+        model.zero_grad()
+        loss = mlp_loss(model, rank, 0)
+        loss.item()
+        time.sleep(late if rank == 1 else 0.0)
+        loss.backward()
+    found = whole(model.inner.weight.grad)
+    dist.destroy_process_group()
+    return found
+
+
+def test_j1_a_rank_that_is_half_a_minute_late_for_the_reduction() -> None:
+    """XLA's own reduce-scatter over gloo gives up after 30 seconds."""
+    wanted = train_twin(Job(Mlp, mlp_loss, steps=1), 2).grads[0]["inner.weight"]
+    for found in in_processes(skewed, 2):
+        close(found, wanted)
