@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from ._errors import DistBackendError
 from ._failures import peer_lost
-from ._spmd import ranks_of
+from ._spmd import own_ranks_of, ranks_of
 from ._world import World, current_world
 
 EAGERLY = "eagerly"
@@ -41,26 +41,37 @@ class Agreement:
         if self.mesh.size == 1:
             return choice
         if world.rendezvous is not None:
-            return self._among_threads(world, choice, program)
+            return self._among_threads(world, choice, program, new)
         if world.link is None:
             return choice
-        if new:
-            return self._among_processes(world, choice)
-        world.link.vote(self._next_name(world), ranks_of(self.mesh), f"known {choice}")
-        return choice
+        return self._among_processes(world, ranks_of(self.mesh), choice, new)
 
-    def _among_threads(self, world: World, choice: str, program: Hashable) -> str:
+    def _among_threads(self, world: World, choice: str, program: Hashable, new: bool) -> str:
         assert world.rendezvous is not None
         what = f"the choice how to run {self.what}"
-        brought = program if choice == COMPILED else None
-        same: bool = world.rendezvous.meet(
-            world.rank, ranks_of(self.mesh), what, what, brought, _all_equal
-        )
-        return COMPILED if same and brought is not None else EAGERLY
-
-    def _among_processes(self, world: World, choice: str) -> str:
-        assert world.link is not None
         ranks = ranks_of(self.mesh)
+
+        def together(brought: Sequence[tuple[Hashable, bool]]) -> str:
+            programs = [program for program, _ in brought]
+            same = programs[0] is not None and all(p == programs[0] for p in programs)
+            own = COMPILED if same else EAGERLY
+            processes = world.processes_of(ranks)
+            if world.process is None or len(processes) == 1:
+                return own
+            anything_new = any(is_new for _, is_new in brought)
+            return self._among_processes(world.process, processes, own, anything_new)
+
+        brought = (program if choice == COMPILED else None, new)
+        members = own_ranks_of(self.mesh)
+        found: str = world.rendezvous.meet(world.rank, members, what, what, brought, together)
+        return found
+
+    def _among_processes(self, world: World, ranks: tuple[int, ...], choice: str, new: bool) -> str:
+        """The choice of all processes ``ranks``, seen from one of them."""
+        assert world.link is not None
+        if not new:
+            world.link.vote(self._next_name(world), ranks, f"known {choice}")
+            return choice
         try:
             ballots = world.link.ballot(
                 self._next_name(world), ranks, f"new {choice}", world.timeout
@@ -83,7 +94,3 @@ class Agreement:
     def _next_name(self, world: World) -> str:
         number = world.ballots[self.mesh] = world.ballots.get(self.mesh, 0) + 1
         return f"call {number} over these ranks, {self.what}"
-
-
-def _all_equal(values: Sequence[Hashable]) -> bool:
-    return all(value == values[0] for value in values)

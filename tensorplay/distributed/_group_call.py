@@ -223,7 +223,7 @@ def run(group: ProcessGroup, name: str, build: Build, arrays: Sequence[Any]) -> 
         _compare(group, f"{name} of {describe(arrays)}")
 
     def compiled() -> _Program:
-        gloo = world.kind == "processes" and device.platform == "cpu"
+        gloo = world.spans_processes and device.platform == "cpu"
         return _Program(name, per_rank_jit(build(AXIS, group.size(), gloo), mesh))
 
     program = shared_program(("collective", name, mesh), compiled)

@@ -225,7 +225,50 @@ class _ProcessMail:
             self._changed.notify_all()
 
 
+class _HostMail(_ThreadMail):
+    """Mail of a rank thread, to the other threads of its process and to those of others."""
+
+    def __init__(self, world: World, boxes: list[Letterbox], post: _HostPost) -> None:
+        super().__init__(world, boxes)
+        self._post = post
+
+    def send(self, target: int, key: Key, value: Any) -> Letter:
+        world = self._world
+        if target // world.threads == world.rank // world.threads:
+            return super().send(target, key, value)
+        return self._post.send(world.rank, target, target // world.threads, key, value)
+
+
+class _HostPost:
+    """The letters of a process's rank threads to and from other processes."""
+
+    def __init__(self, link: Any, boxes: list[Letterbox], changed: threading.Condition) -> None:
+        self._boxes, self._changed = boxes, changed
+        self._sent: dict[int, Letter] = {}
+        self._numbers = itertools.count()
+        self.post = Post(link, self._on_letter, self._on_taken)
+
+    def send(self, source: int, target: int, process: int, key: Key, value: Any) -> Letter:
+        letter = Letter(source, value)
+        with self._changed:
+            number = next(self._numbers)
+            self._sent[number] = letter
+        self.post.send(process, (source, target, *key), number, value)
+        return letter
+
+    def _on_letter(self, process: int, key: Any, number: int, value: Any) -> None:
+        source, target, *own_key = key
+        letter = Letter(source, value, lambda: self.post.acknowledge(process, number))
+        self._boxes[target].deliver(tuple(own_key), letter)
+
+    def _on_taken(self, number: int) -> None:
+        with self._changed:
+            self._sent.pop(number).take()
+            self._changed.notify_all()
+
+
 _thread_boxes: weakref.WeakKeyDictionary[Rendezvous, list[Letterbox]] = weakref.WeakKeyDictionary()
+_host_posts: weakref.WeakKeyDictionary[Rendezvous, _HostPost] = weakref.WeakKeyDictionary()
 _mails: weakref.WeakKeyDictionary[World, Mail] = weakref.WeakKeyDictionary()
 _opening = threading.Lock()
 
@@ -246,14 +289,22 @@ def _of_threads(world: World) -> _ThreadMail:
         changed = world.rendezvous.changed
         boxes = [Letterbox(changed) for _ in range(world.world_size)]
         _thread_boxes[world.rendezvous] = boxes
-    return _ThreadMail(world, boxes)
+    if world.process is None:
+        return _ThreadMail(world, boxes)
+    if world.rendezvous not in _host_posts:
+        link, changed = world.process.link, world.rendezvous.changed
+        _host_posts[world.rendezvous] = _HostPost(link, boxes, changed)
+    return _HostMail(world, boxes, _host_posts[world.rendezvous])
 
 
 def _close_all() -> None:
     for mail in list(_mails.values()):
         if isinstance(mail, _ProcessMail):
             mail.post.close()
+    for post in list(_host_posts.values()):
+        post.post.close()
     _mails.clear()
+    _host_posts.clear()
 
 
 on_backend_reset(_close_all, lambda: None)

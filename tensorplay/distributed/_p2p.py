@@ -324,7 +324,7 @@ def _key(group: ProcessGroup, tag: int) -> Key:
 
 def _outgoing(tensor: Tensor, world: World) -> Any:
     """A copy of the value, as an update of the tensor may reuse its array's memory."""
-    if world.link is not None:
+    if world.spans_processes:
         return to_host(read(tensor))
     with jax.enable_x64(True):
         return jnp.copy(read(tensor))

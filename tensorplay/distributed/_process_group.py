@@ -373,12 +373,18 @@ def _fulfil(
 def _meet(world: World, chosen: ProcessGroup, name: str, seconds: float) -> None:
     if len(chosen.ranks) == 1:
         return
-    if world.rendezvous is not None:
-        world.rendezvous.meet(
-            world.rank, chosen.ranks, "barrier()", ("barrier", name), None, lambda _: None
-        )
-    elif _job is not None:
-        _job.meet(name, chosen.ranks, seconds)
+    if world.rendezvous is None:
+        if _job is not None:
+            _job.meet(name, chosen.ranks, seconds)
+        return
+    processes = world.processes_of(chosen.ranks)
+
+    def across(_: Any) -> None:
+        if len(processes) > 1 and _job is not None:
+            _job.meet(name, processes, seconds)
+
+    own = tuple(r for r in chosen.ranks if r // world.threads == world.rank // world.threads)
+    world.rendezvous.meet(world.rank, own, "barrier()", ("barrier", name), None, across)
 
 
 def _default_group_or_none() -> ProcessGroup | None:

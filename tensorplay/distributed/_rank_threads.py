@@ -13,7 +13,15 @@ import jax
 from ._errors import DistBackendError
 from ._process_group import is_initialized, make_rank_thread_group
 from ._rendezvous import Rendezvous
-from ._world import World, backend_reset, backend_started, in_rank_thread, rank_thread
+from ._world import (
+    World,
+    backend_reset,
+    backend_started,
+    current_world,
+    first_devices,
+    in_rank_thread,
+    rank_thread,
+)
 
 T = TypeVar("T")
 
@@ -57,6 +65,9 @@ def run_ranks(
 ) -> list[T]:
     """Run ``fn(rank, *args)`` as ``world_size`` ranks on threads of this process.
 
+    In a job of several processes (after ``init_process_group``) all of them call it, with the same
+    ``world_size``; their threads are ranks of one job then: rank = process * world_size + thread.
+
     Each rank has a device of its own, its JAX default device inside. The default process group is
     there already. Devices are this process's accelerators if there are enough, else CPU devices,
     which are set up here unless ``XLA_FLAGS`` fixes their number.
@@ -69,31 +80,67 @@ def run_ranks(
 
     Raises:
         ValueError: ``world_size`` is not positive.
-        RuntimeError: too few devices; called inside a rank or a job of several processes.
+        RuntimeError: too few devices; called inside a rank; or the processes of a job call it with
+            different numbers.
         Exception: what the first failing rank raised, with a note that names the rank. A rank that
             waits for one that raised or returned, or that called another collective, gets a
             `DistBackendError` that says what each rank did.
     """
     if world_size < 1:
         raise ValueError(f"run_ranks needs world_size >= 1, got {world_size}")
-    if in_rank_thread() or is_initialized():
+    if in_rank_thread():
         raise RuntimeError(
-            "run_ranks inside a job: it makes the ranks of a process that has none; call "
-            "destroy_process_group() first, or call fn on the ranks that are there"
+            "run_ranks inside a rank: call fn on the ranks that are there, or call "
+            "destroy_process_group() and leave run_ranks first"
         )
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     seconds = _DEFAULT_TIMEOUT if seconds is None else float(seconds)
-    devices = local_devices(world_size)
-    rendezvous = Rendezvous(world_size, seconds)
-    ranks = [
-        _Rank(World(rank, world_size, "threads", devices, seconds, rendezvous), fn, args)
-        for rank in range(world_size)
-    ]
+    worlds = _worlds(world_size, seconds)
+    rendezvous = worlds[0].rendezvous
+    assert rendezvous is not None
+    ranks = [_Rank(world, fn, args) for world in worlds]
     for rank in ranks:
         rank.start()
     _join(ranks, rendezvous)
     _raise_first(ranks, rendezvous)
     return [rank.result for rank in ranks]
+
+
+def _worlds(threads: int, timeout: float) -> list[World]:
+    """The world as each of this process's threads sees it."""
+    process = current_world() if is_initialized() else None
+    if process is None or process.link is None:
+        own, devices = range(threads), local_devices(threads)
+        process = None
+    else:
+        own = range(process.rank * threads, (process.rank + 1) * threads)
+        devices = _devices_of_job(process, threads)
+    size, rendezvous = len(devices), Rendezvous(own, timeout)
+    return [
+        World(rank, size, "threads", devices, timeout, rendezvous, process=process) for rank in own
+    ]
+
+
+def _devices_of_job(process: World, threads: int) -> tuple[jax.Device, ...]:
+    """The first ``threads`` devices of every process, after all have agreed on the number."""
+    assert process.link is not None
+    have = len(jax.local_devices(backend=process.device.platform))
+    everyone = tuple(range(process.world_size))
+    number = process.ballots["run_ranks"] = process.ballots.get("run_ranks", 0) + 1
+    brought = process.link.ballot(
+        f"run_ranks, call {number}", everyone, f"{threads} of {have}", process.timeout
+    )
+    wanted = [tuple(map(int, each.split(" of "))) for each in brought]
+    if any(asked != threads or asked > there for asked, there in wanted):
+        listing = "; ".join(
+            f"process {rank} asks for {asked} of its {there} devices"
+            for rank, (asked, there) in enumerate(wanted)
+        )
+        raise RuntimeError(
+            "all processes of a job must run the same number of rank threads, at most one for each "
+            f"device: {listing}. CPU devices are set up by XLA_FLAGS={_FLAG}=N before JAX starts"
+        )
+    return first_devices(jax.devices(process.device.platform), process.world_size, threads)
 
 
 def _join(ranks: list[_Rank], rendezvous: Rendezvous) -> None:

@@ -49,21 +49,21 @@ class _Wait:
 
 
 class Rendezvous:
-    """Where the ``world_size`` rank threads of one job meet.
+    """Where the rank threads of one process meet.
 
     Args:
-        world_size: number of ranks.
+        ranks: their numbers.
         timeout: seconds that a rank waits for the others of a meeting before the job fails.
     """
 
-    def __init__(self, world_size: int, timeout: float) -> None:
+    def __init__(self, ranks: range, timeout: float) -> None:
         self.timeout = timeout
         self.failure: str | None = None
         self._changed = threading.Condition()
         self._arrivals: dict[int, _Arrival] = {}
         self._waits: dict[int, _Wait] = {}
         self._finished: dict[int, str] = {}
-        self._world_size = world_size
+        self._ranks = ranks
 
     def meet(
         self,
@@ -167,7 +167,7 @@ class Rendezvous:
             self._changed.wait_for(self._all_finished, delay)
 
     def _all_finished(self) -> bool:
-        return len(self._finished) == self._world_size
+        return len(self._finished) == len(self._ranks)
 
     def abort(self, reason: str) -> None:
         """Fail the job: every rank that waits, or comes to a meeting later, raises ``reason``."""
@@ -176,7 +176,7 @@ class Rendezvous:
 
     def doings(self) -> str:
         """What each rank does now, in words."""
-        return "; ".join(f"rank {rank} {self._doing(rank)}" for rank in range(self._world_size))
+        return "; ".join(f"rank {rank} {self._doing(rank)}" for rank in self._ranks)
 
     def _doing(self, rank: int) -> str:
         if rank in self._finished:
@@ -245,7 +245,10 @@ class Rendezvous:
                     return self._fail(
                         f"rank {needed} {self._finished[needed]} while others wait for it"
                     )
-        if waiting and len(waiting) + len(self._finished) == self._world_size:
+        needed_ranks = {rank for needs in waiting.values() for rank in needs}
+        others_may_act = not needed_ranks.issubset(self._ranks)
+        all_wait = len(waiting) + len(self._finished) == len(self._ranks)
+        if waiting and all_wait and not others_may_act:
             self._fail("the ranks wait for one another in different collectives")
 
     def _fail(self, reason: str) -> None:

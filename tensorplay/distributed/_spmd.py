@@ -11,8 +11,9 @@ that it brings is every rank's piece; and what it computes with (`Spread.held`) 
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import jax
@@ -31,6 +32,11 @@ def ranks_of(mesh: Mesh) -> tuple[int, ...]:
     return _plan(mesh).ranks
 
 
+def own_ranks_of(mesh: Mesh) -> tuple[int, ...]:
+    """Those of `ranks_of` that are in this process."""
+    return _plan(mesh).own_ranks
+
+
 class _Plan:
     """What launching over one mesh needs, worked out once.
 
@@ -39,17 +45,25 @@ class _Plan:
         ranks: the global ranks of the mesh's devices, in mesh order.
         devices: the mesh's devices, in mesh order.
         size: number of devices.
+        own: places in the mesh of the devices of this process.
         controlled: no rank drives the devices; this thread drives all of them.
     """
 
-    __slots__ = ("controlled", "devices", "ranks", "sharding", "size")
+    __slots__ = ("controlled", "devices", "own", "ranks", "sharding", "size")
 
     def __init__(self, mesh: Mesh, world: World) -> None:
         self.sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self.ranks = _ranks_of(mesh, world)
         self.devices = tuple(mesh.devices.flat)
         self.size = mesh.size
+        process = jax.process_index()
+        self.own = [i for i, d in enumerate(self.devices) if d.process_index == process]
         self.controlled = not self.ranks
+
+    @property
+    def own_ranks(self) -> tuple[int, ...]:
+        """The mesh's ranks that are in this process."""
+        return tuple(self.ranks[i] for i in self.own)
 
     def from_own(self, local: jax.Array) -> jax.Array:
         """The global array of one rank's local value; with one controller all ranks have it."""
@@ -175,7 +189,7 @@ def _meets(mesh: Mesh, world: World) -> bool:
 def _own_index(mesh: Mesh) -> int:
     """Where this rank's device is among those of ``mesh`` that this process can address."""
     world = current_world()
-    return _plan(mesh).ranks.index(world.rank) if _meets(mesh, world) else 0
+    return _plan(mesh).own_ranks.index(world.rank) if _meets(mesh, world) else 0
 
 
 def per_rank_jit(fn: Callable[..., Any], mesh: Mesh) -> Any:
@@ -208,17 +222,25 @@ def launch(mesh: Mesh, program: Program, args: Sequence[Spread | jax.Array]) -> 
     if world.rendezvous is not None and mesh.size > 1:
         return _launch_together(mesh, program, args, world)
     plan = _plan(mesh)
-    if world.kind == "processes" and plan.size > 1:
-        if _failures.trouble:
-            _failures.check(plan.ranks)
-        _failures.launched(plan.ranks)
-    try:
+    with _seen_by_others(world, plan):
         arrays = [a.global_array if isinstance(a, Spread) else plan.from_own(a) for a in args]
         with jax.enable_x64(True):
             outputs = program(*arrays)
+    return [Spread(mesh, None, output) for output in outputs]
+
+
+@contextlib.contextmanager
+def _seen_by_others(world: World, plan: _Plan) -> Iterator[None]:
+    """Around a launch: processes that are gone are named, and others will know of this launch."""
+    if world.spans_processes and plan.size > 1:
+        processes = world.processes_of(plan.ranks)
+        if _failures.trouble:
+            _failures.check(processes)
+        _failures.launched(processes)
+    try:
+        yield
     except Exception as error:
         _raise_translated(error)
-    return [Spread(mesh, None, output) for output in outputs]
 
 
 def _raise_translated(error: Exception) -> None:
@@ -244,8 +266,9 @@ def _launch_together(
     def run(everyones: Sequence[list[Spread]]) -> Sequence[jax.Array]:
         _check_same_args(plan, everyones)
         together = zip(*everyones, strict=True)
+        first = plan.devices[plan.own[0]]
         # the default device is part of jit's cache key: equal on all ranks
-        with jax.default_device(world.devices[0]), jax.enable_x64(True):
+        with _seen_by_others(world, plan), jax.default_device(first), jax.enable_x64(True):
             outputs = program(*[_assemble_together(plan, values) for values in together])
         for output in outputs:
             output.addressable_data(0)  # takes the array apart, which threads must not do at once
@@ -253,7 +276,7 @@ def _launch_together(
 
     name = getattr(program, "__name__", "a program")
     outputs = world.rendezvous.meet(
-        world.rank, plan.ranks, f"{name} over ranks {list(plan.ranks)}", program, spread, run
+        world.rank, plan.own_ranks, f"{name} over ranks {list(plan.ranks)}", program, spread, run
     )
     return [Spread(mesh, None, output) for output in outputs]
 
@@ -263,7 +286,8 @@ def _assemble_together(plan: _Plan, values: tuple[Spread, ...]) -> jax.Array:
     known = values[0]._global
     if known is None or any(value._global is not known for value in values):
         pieces = [_piece(value, i) for i, value in enumerate(values)]
-        known = plan.assemble([on_device(p, d) for p, d in zip(pieces, plan.devices, strict=True)])
+        devices = [plan.devices[i] for i in plan.own]
+        known = plan.assemble([on_device(p, d) for p, d in zip(pieces, devices, strict=True)])
         for value in values:
             value._global = known
     return known
@@ -287,7 +311,7 @@ def _check_same_args(plan: _Plan, everyones: Sequence[list[Spread]]) -> None:
     if any(signature != signatures[0] for signature in signatures[1:]):
         listing = "; ".join(
             f"rank {rank} passed {', '.join(signature) or 'nothing'}"
-            for rank, signature in zip(plan.ranks, signatures, strict=True)
+            for rank, signature in zip(plan.own_ranks, signatures, strict=True)
         )
         raise DistBackendError(
             f"all ranks must pass the same shapes and dtypes to a collective: {listing}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -34,6 +34,7 @@ class World:
         rendezvous: where the rank threads meet; None unless kind is "threads".
         link: the control channel to the other processes; None unless kind is "processes".
         ballots: how many calls over a mesh this rank has voted on.
+        process: of a rank thread in a job over several processes: the world of its process.
         groups: the process groups made in this world, by name; the default one under "".
     """
 
@@ -44,6 +45,7 @@ class World:
     timeout: float = DEFAULT_TIMEOUT
     rendezvous: Rendezvous | None = None
     link: Link | None = None
+    process: World | None = None
     groups: dict[str, Any] = dataclasses.field(default_factory=dict)
     ballots: dict[Any, int] = dataclasses.field(default_factory=dict)
 
@@ -65,9 +67,30 @@ class World:
                 f"the ranks of this job drive {self._platform!r} devices, but a mesh of "
                 f"{device_type!r} was asked for: pass {self._platform!r} or 'xla' as device_type"
             )
-        if self.kind != "processes":
+        if self.kind != "processes" and self.process is None:
             return tuple(jax.local_devices(backend="cpu")[: self.world_size])
-        return first_devices(jax.devices("cpu"), self.world_size)
+        return first_devices(jax.devices("cpu"), self.processes, self.threads)
+
+    @property
+    def processes(self) -> int:
+        """Number of processes in the job."""
+        if self.process is not None:
+            return self.process.world_size
+        return self.world_size if self.kind == "processes" else 1
+
+    @property
+    def threads(self) -> int:
+        """Ranks in each process."""
+        return self.world_size // self.processes
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether there are ranks in other processes."""
+        return self.processes > 1
+
+    def processes_of(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """The processes that ``ranks`` are in."""
+        return tuple(sorted({rank // self.threads for rank in ranks}))
 
     @property
     def _platform(self) -> str:
@@ -77,12 +100,21 @@ class World:
 _PLATFORMS = {"cuda": "gpu", "rocm": "gpu"}
 
 
-def first_devices(devices: list[jax.Device], processes: int) -> tuple[jax.Device, ...]:
-    """The first device of each process, in process order."""
-    firsts: dict[int, jax.Device] = {}
-    for device in devices:
-        firsts.setdefault(device.process_index, device)
-    return tuple(firsts[process] for process in range(processes))
+def first_devices(
+    devices: list[jax.Device], processes: int, each: int = 1
+) -> tuple[jax.Device, ...]:
+    """The first devices of each process, in process order.
+
+    Raises:
+        RuntimeError: a process has fewer than ``each``.
+    """
+    found: list[jax.Device] = []
+    for process in range(processes):
+        own = [device for device in devices if device.process_index == process]
+        if len(own) < each:
+            raise RuntimeError(f"process {process} has {len(own)} devices, but {each} are needed")
+        found += own[:each]
+    return tuple(found)
 
 
 class _PerThread(threading.local):

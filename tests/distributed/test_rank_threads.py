@@ -82,7 +82,7 @@ def test_the_group_inside() -> None:
         assert dist.get_backend() == "gloo"
         own = dist.new_group([1])
         assert dist.get_rank(own) == (0 if rank == 1 else -1)
-        with pytest.raises(RuntimeError, match="run_ranks inside a job"):
+        with pytest.raises(RuntimeError, match="run_ranks inside a rank"):
             run_ranks(fn, 2)
 
     run_ranks(fn, 2)

@@ -114,7 +114,7 @@ class CompiledCalls:
         if choice == COMPILED or reason is not None:
             return reason
         reason = "is not the same on all ranks"
-        if current_world().kind == "processes":
+        if current_world().spans_processes:
             entry.staged = Eagerly(reason)
         return reason
 

@@ -63,7 +63,7 @@ class DataParallelMesh:
     @property
     def reduces_by_ring(self) -> bool:
         """Over gloo a ring of permutes is the faster reduce-scatter (tests/benchmarks)."""
-        return current_world().kind == "processes" and self.mesh.device_type == "cpu"
+        return current_world().spans_processes and self.mesh.device_type == "cpu"
 
 
 def default_mesh() -> DeviceMesh:
