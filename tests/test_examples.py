@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tensorplay
@@ -155,6 +156,22 @@ def test_train_gpt_goes_on_from_its_checkpoint(text: Path, tmp_path: Path) -> No
     stopped = train(text, out=tmp_path / "out", stop_at=3)
     resumed = train(text, out=tmp_path / "out")
     assert stopped[:-1] + resumed == whole_run
+
+
+@pytest.mark.processes
+def test_train_gpt_gives_the_same_numbers_with_every_kind_of_ranks(text: Path) -> None:
+    """Two processes, two threads, one controller over two and over eight devices; batches of 16."""
+    wanted = train(text, steps=3, batch=8)
+    assert len(wanted) == 4
+    others = [
+        train(text, steps=3, batch=8, ranks="threads"),
+        train(text, steps=3, batch=8, ranks="controller"),
+        train(text, steps=3, batch=2, nproc=8, ranks="controller"),
+    ]
+    numbers = [[float(x) for line in run_[:-1] for x in line] for run_ in (wanted, *others)]
+    for found, run_ in zip(numbers[1:], others, strict=True):
+        np.testing.assert_allclose(found, numbers[0], atol=2e-3)
+        assert abs(float(run_[-1]) - float(wanted[-1])) < 2e-3  # type: ignore[arg-type]
 
 
 def test_train_gpt_learns_in_one_process(text: Path) -> None:
