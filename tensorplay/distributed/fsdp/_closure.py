@@ -75,7 +75,7 @@ class CompiledCalls:
         self._agreement = Agreement(
             fsdp_state.mesh.jax_mesh, f"the forward of {type(fsdp_state.module).__name__}"
         )
-        self._tree: tuple[int, list[FSDPState], list[FSDPParamGroup]] | None = None
+        self._tree: tuple[int, list[FSDPState], list[FSDPParamGroup], str | None] | None = None
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: Any, method: str = "") -> Any:
         """Calls ``call(*args, **kwargs)``: the module, or one of its methods."""
@@ -83,7 +83,7 @@ class CompiledCalls:
             return self.state.run_eagerly(call, args, kwargs)
         tensors, structure = flatten((args, kwargs))
         boundary = boundary_of(self.state.mesh, tensors)
-        _, groups = self._of_tree()
+        groups = self._of_tree()[1]
         for group in groups:
             group.adopt_replacements()
             group.refuse_meta()
@@ -120,11 +120,14 @@ class CompiledCalls:
 
     # --- finding -----------------------------------------------------------------------------
 
-    def _of_tree(self) -> tuple[list[FSDPState], list[FSDPParamGroup]]:
-        """The FSDP states and the groups of the module tree."""
+    def _of_tree(self) -> tuple[list[FSDPState], list[FSDPParamGroup], str | None]:
+        """The FSDP states and the groups of the module tree, and why it runs eagerly, if so."""
         if self._tree is None or self._tree[0] != state_changes.count:
             states = states_below(self.state.module)
-            self._tree = (state_changes.count, states, self.state.groups())
+            reason = (
+                "contains FSDP modules over another mesh" if self.state.mixes_meshes() else None
+            )
+            self._tree = (state_changes.count, states, self.state.groups(), reason)
         return self._tree[1:]
 
     def _entry(
@@ -136,7 +139,7 @@ class CompiledCalls:
         boundary: RankBoundary,
     ) -> tuple[Entry, bool]:
         """What is known of this call, tracing it if nothing is; and whether nothing was."""
-        reason = _unfit_argument(tensors)
+        reason = _unfit_argument(tensors) or self._of_tree()[2]
         if reason is None:
             try:
                 key = (method, signature(tensors, structure), boundary.key)

@@ -203,6 +203,11 @@ def explain(
     state = model._fsdp_state
     state.lazy_init()
     groups = state.groups()
+    if state.mixes_meshes():
+        raise RuntimeError(
+            f"{type(model).__name__} has no compiled programs to explain: it contains FSDP modules "
+            "over another mesh, and runs eagerly; explain those modules"
+        )
     mesh, uses = _as_if(state, groups, world_size)
     staged = _staged(model, state, example_inputs, kwargs, mesh)
     plan = Plan(staged, uses, mesh)

@@ -31,6 +31,10 @@ class FSDPModule:
 
     _fsdp_state: FSDPState
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A module of the original class, as when a slice of a container is made."""
+        return cls.__mro__[2](*args, **kwargs)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = self._fsdp_state
         run = super().__call__  # type: ignore[misc]

@@ -92,6 +92,11 @@ class FSDPState:
         found = (s.group for s in states_below(self.module))
         return list(dict.fromkeys(g for g in found if g is not None))
 
+    def mixes_meshes(self) -> bool:
+        """Whether groups below are on another mesh, so that no program holds all of them."""
+        own = self.mesh.jax_mesh
+        return any(group.mesh.jax_mesh != own for group in self.groups())
+
     # --- forward -----------------------------------------------------------------------------
 
     @property
