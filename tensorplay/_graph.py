@@ -50,7 +50,7 @@ class Node:
     Attributes:
         saved: names of the attributes that hold what forward saved.
         restore: fills them again, where activation checkpointing has dropped them.
-        recorded: a step of the graph, and not the end of a gradient's way.
+        recorded: a step that the function it belongs to records at each run.
     """
 
     saved: tuple[str, ...] = ()

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .. import _views
-from .._tensor import Meta, Storage, Tensor, wrap
+from .._tensor import Meta, Tensor, wrap
 from . import _lax_collectives as per_rank
 from ._chunks import (
     Shape,
@@ -30,6 +30,7 @@ from ._chunks import (
     to_chunks,
     unflatten_piece,
 )
+from ._laid_out import LaidOutStorage
 from ._placements import Partial, Placement, Replicate, Shard
 from ._reductions import reduced, reduction_of
 from ._spmd import Spread, controlled, launch, on_device, per_rank_jit, sharding_of, shared_program
@@ -183,7 +184,7 @@ class Layout:
 
     def _full(self, value: Any, dtype: Any) -> Any:
         if not self.controlled:
-            return jnp.full(self.stored_shape, value, dtype, device=self._device)
+            return jnp.full(self.stored_shape, value, dtype, device=self.device)
         shape = (self.stored_shape[0] * self.mesh.size(), *self.stored_shape[1:])
         return jnp.full(shape, value, dtype, device=sharding_of(self.jax_mesh))
 
@@ -209,11 +210,12 @@ class Layout:
         return whole.reshape(self.stored_shape)
 
     @property
-    def _device(self) -> jax.Device:
+    def device(self) -> jax.Device:
+        """This rank's; with one controller the first rank's."""
         return self.jax_mesh.devices[self._coordinate]
 
     def _on_own_device(self, piece: Any) -> Any:
-        return on_device(piece, self._device)
+        return on_device(piece, self.device)
 
     def _limits(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """For each padded dim: how many of the rows that this thread holds are no padding."""
@@ -493,67 +495,3 @@ def _cut_rows(whole: Any, dim: int, ranks: int, index: int) -> Any:
 
 _padded = jax.jit(_pad_rows, static_argnums=1)
 _cut = jax.jit(_cut_rows, static_argnums=(1, 2, 3))
-
-
-def _in_memory(spread: Spread, kind: str) -> Spread:
-    """The same values in another kind of memory of the same devices."""
-    held = spread.held
-    return Spread.of_held(spread.mesh, jax.device_put(held, held.sharding.with_memory_kind(kind)))
-
-
-class LaidOutStorage(Storage):
-    """The cell of a tensor with a layout; ``array`` is this rank's padded piece.
-
-    Attributes:
-        value: the ``Spread`` over all ranks (or a meta array), in the layout's kind of memory, as
-            is ``array``. `held` and `spread` are on the devices.
-        on_write: called after each write.
-    """
-
-    __slots__ = ("layout", "on_write", "value")
-
-    def __init__(self, layout: Layout, value: Any, kept: bool = False) -> None:
-        self.layout, self.version = layout, 0
-        self.value = value if kept else self._kept(value)
-        self.on_write: Callable[[], None] | None = None
-
-    def _kept(self, value: Any) -> Any:
-        if self.layout.memory is None or isinstance(value, Meta):
-            return value
-        return _in_memory(value, self.layout.memory)
-
-    @property
-    def spread(self) -> Any:
-        """The ``Spread`` on the devices; a copy where ``value`` is kept in other memory."""
-        if self.layout.memory is None or isinstance(self.value, Meta):
-            return self.value
-        return _in_memory(self.value, self.layout._device.default_memory().kind)
-
-    @property
-    def array(self) -> Any:  # type: ignore[override]
-        return self.value if isinstance(self.value, Meta) else self.value.local
-
-    @array.setter
-    def array(self, piece: Any) -> None:
-        if not isinstance(piece, Meta):
-            assert not self.layout.controlled, "one piece cannot replace those of all ranks"
-            piece = Spread.of_local(self.layout.jax_mesh, piece)
-        self._put(piece)
-
-    @property
-    def stored(self) -> Any:
-        return self.value if isinstance(self.value, Meta) else self.value.held
-
-    @property
-    def held(self) -> Any:
-        """What this thread computes with; see ``Spread.held``."""
-        return self.value if isinstance(self.value, Meta) else self.spread.held
-
-    @held.setter
-    def held(self, pieces: Any) -> None:
-        self._put(Spread.of_held(self.layout.jax_mesh, pieces))
-
-    def _put(self, value: Any) -> None:
-        self.value = self._kept(value)
-        if self.on_write is not None:
-            self.on_write()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._tensor import Storage
-from ._layout import LaidOutStorage
+from ._laid_out import LaidOutStorage
 from ._spmd import Spread
 from ._world import on_backend_reset
 

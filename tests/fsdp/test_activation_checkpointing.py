@@ -225,6 +225,26 @@ def test_wrapped_blocks_train_and_keep_names() -> None:
         close(grad, local(plain.blocks[1].up.weight.grad) / 2)
 
 
+def test_eager_modules_that_stay_unsharded_run_again() -> None:
+    class Reads(Block):
+        def forward(self, x: Any) -> Any:
+            assert float(x.sum()) < 1e9
+            return super().forward(x)
+
+    def make() -> Any:
+        model = Stack(eager=True)
+        model.blocks = nn.ModuleList([Reads(5), Reads(5), Reads(5)])
+        return model
+
+    def shard_kept(model: Any) -> Any:
+        for block in model.blocks:
+            fully_shard(block, reshard_after_forward=False)
+        return fully_shard(model)
+
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        check_parity(Job(make, loss, shard_kept, steps=2), 2)
+
+
 def test_writes_to_an_argument_run_eagerly() -> None:
     class Writes(nn.Module):
         def __init__(self) -> None:

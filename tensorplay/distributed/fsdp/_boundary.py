@@ -8,20 +8,14 @@ what crosses it by the number of ranks.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._dtypes import float32
-from ..._ops.join import cat, stack
-from ..._ops.math import to_dtype
-from ..._ops.random import Generator
 from ..._state import state
-from ..._structure import flatten, unflatten
 from ..._tensor import Tensor
 from .._replicate import is_replicated
 from .._spmd import Spread, sharding_of
@@ -143,82 +137,6 @@ def _splits(tensors: Sequence[Tensor], ranks: int) -> tuple[bool, ...]:
             "batch that does, or keep the tensor whole with tensorplay.distributed.replicate(t)"
         )
     return tuple(bool(t.dim()) and t.shape[0] == batch and not is_replicated(t) for t in tensors)
-
-
-# --- a controller's call as plain Python ---------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _as_one_rank() -> Iterator[None]:
-    state.one_rank = True
-    try:
-        yield
-    finally:
-        state.one_rank = False
-
-
-def run_for_each_rank(
-    boundary: ControllerBoundary,
-    call: Callable[..., Any],
-    handed: Any,
-    buffers: Sequence[Tensor],
-    generator: Generator,
-) -> Any:
-    """Runs ``call`` as plain Python once for each rank, one after the other, and joins the outputs.
-
-    Random draws, and buffers, start from the same state for each; buffers keep what the first rank
-    wrote.
-
-    Args:
-        handed: (args, kwargs) of the whole batch.
-    """
-    tensors, structure = flatten(handed)
-    before, start = [b._storage.array for b in buffers], generator.get_state()
-    outputs, after = [], before
-    for rank in range(boundary.size):
-        for buffer, array in zip(buffers, before, strict=True):
-            buffer._storage.array = array
-        generator.set_state(start)
-        generator.stream = rank
-        own = [
-            _rows(t, rank, boundary.size) if split else t
-            for t, split in zip(tensors, boundary.splits, strict=True)
-        ]
-        args, kwargs = unflatten(structure, own, handed)
-        with _as_one_rank():
-            outputs.append(call(*args, **kwargs))
-        if rank == 0:
-            after = [b._storage.array for b in buffers]
-    for buffer, array in zip(buffers, after, strict=True):
-        buffer._storage.array = array
-    return _joined(outputs)
-
-
-def _rows(tensor: Tensor, rank: int, ranks: int) -> Tensor:
-    rows = tensor.shape[0] // ranks
-    return tensor[rank * rows : (rank + 1) * rows]
-
-
-def _joined(outputs: list[Any]) -> Any:
-    parts = [flatten(out) for out in outputs]
-    tensors, structure = parts[0]
-    if any(len(other) != len(tensors) for other, _ in parts):
-        raise RuntimeError("forward returned other numbers of tensors for the rows of other ranks")
-    joined = [_join(list(pieces)) for pieces in zip(*(found for found, _ in parts), strict=True)]
-    return unflatten(structure, joined)
-
-
-def _join(pieces: list[Tensor]) -> Tensor:
-    if pieces[0].dim():
-        return cat(pieces)
-    together = stack(pieces)
-    return to_dtype(together, _averaged(together)).mean()  # type: ignore[no-any-return]
-
-
-def _averaged(values: Tensor) -> Any:
-    """The dtype of a mean: counts get a fraction."""
-    inexact = values.is_floating_point() or values.is_complex()
-    return values.dtype if inexact else float32
 
 
 @jax.jit

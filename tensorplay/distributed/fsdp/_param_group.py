@@ -390,6 +390,8 @@ class FSDPParamGroup:
 class UnshardedNode(Node):
     """The step from whole gradients to the shards' gradients of a group unsharded eagerly."""
 
+    recorded = False  # a module that runs again may find its parameters unsharded
+
     def __init__(self, group: FSDPParamGroup) -> None:
         super().__init__(group.accumulator_edges(), len(group.params))
         self.group = group

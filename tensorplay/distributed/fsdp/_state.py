@@ -15,7 +15,8 @@ from ..._structure import flatten, map_tensors
 from ..._tensor import Tensor
 from ...nn._module import Module
 from ._api import MixedPrecisionPolicy
-from ._boundary import ControllerBoundary, RankBoundary, run_for_each_rank
+from ._boundary import ControllerBoundary, RankBoundary
+from ._each_rank import run_for_each_rank
 from ._mesh import DataParallelMesh
 from ._param_group import FSDPParamGroup, ShardedState
 from ._schedule import ENTER, LEAVE, mark
