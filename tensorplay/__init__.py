@@ -5,6 +5,7 @@ from math import inf as inf
 from math import nan as nan
 from math import pi as pi
 
+from . import amp as amp
 from . import autograd as autograd
 from . import distributed as distributed
 from . import linalg as linalg

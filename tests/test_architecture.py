@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("_function", "_gradcheck", "linalg"),
     ("autograd",),
     ("_serialization", "nn", "optim", "utils"),
-    ("_freeze",),
+    ("_freeze", "amp"),
     ("_guards",),  # what of Python a trace has read
     ("_staged",),  # a module call as a pair of programs
     ("distributed",),
@@ -116,7 +116,9 @@ def test_imports_stand_at_the_top(module: str) -> None:
     assert not hidden, "import at the top of the file instead"
 
 
-@pytest.mark.parametrize("module", [m for m in FILES if m.startswith(("nn.", "optim.", "utils."))])
+@pytest.mark.parametrize(
+    "module", [m for m in FILES if m.startswith(("nn.", "optim.", "utils.", "amp."))]
+)
 def test_single_rank_packages_know_nothing_of_ranks(module: str) -> None:
     assert not [name for name in own_imports(module) if name.startswith("distributed.")]
 

@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from ..._ops.creation import tensor
 from ..._tensor import Tensor, wrap
 from ...autograd import no_grad
 from .._functional.numerics import wide
+from ._held import beside, by_devices, held, replace
 
 Tensors = Tensor | Iterable[Tensor]
 
@@ -63,36 +63,6 @@ def _limited(arrays: list[Any], limit: Any) -> list[Any]:
     return [jnp.clip(a, -limit.astype(a.dtype), limit.astype(a.dtype)) for a in arrays]
 
 
-def _held(x: Tensor) -> Any:
-    """The value; of a sharded tensor, what this thread holds of it, with padding."""
-    return x._read() if x._layout is None else x._storage.held
-
-
-def _by_devices(tensors: list[Tensor]) -> Iterable[list[Tensor]]:
-    """The tensors that one program can hold together."""
-    found: dict[Any, list[Tensor]] = {}
-    for x in tensors:
-        found.setdefault(frozenset(_held(x).sharding.device_set), []).append(x)
-    return found.values()
-
-
-def _beside(scalar: Any, array: Any) -> Any:
-    """``scalar`` on all devices of ``array``."""
-    if scalar.sharding.device_set == array.sharding.device_set:
-        return scalar
-    if len(array.sharding.device_set) == 1:
-        return jax.device_put(scalar, array.sharding)
-    return jax.device_put(scalar, NamedSharding(array.sharding.mesh, PartitionSpec()))
-
-
-def _replace(tensors: list[Tensor], arrays: list[Any]) -> None:
-    for x, array in zip(tensors, arrays, strict=True):
-        if x._layout is None:
-            x._write(array)
-        else:
-            x._write_pieces(array)
-
-
 @no_grad()
 def get_total_norm(
     tensors: Tensors,
@@ -121,7 +91,7 @@ def get_total_norm(
         groups.setdefault(None if x._layout is None else x._layout.group_key, []).append(x)
     with jax.enable_x64(True):
         partials = [
-            _over_ranks(_partial_norm([_held(x) for x in group], p), group[0]._layout, p)
+            _over_ranks(_partial_norm([held(x) for x in group], p), group[0]._layout, p)
             for group in groups.values()
         ]
         dtype = functools.reduce(jnp.promote_types, [x.dtype.numpy for x in found])
@@ -148,10 +118,10 @@ def clip_grads_with_norm_(
     """Multiplies all gradients by ``min(max_norm / (total_norm + 1e-6), 1)``, in place."""
     grads = _gradients(parameters)
     with jax.enable_x64(True):
-        for together in _by_devices(grads):
-            arrays = [_held(g) for g in together]
-            total = _beside(total_norm._read(), arrays[0])
-            _replace(together, _scaled(arrays, total, float(max_norm)))
+        for together in by_devices(grads):
+            arrays = [held(g) for g in together]
+            total = beside(total_norm._read(), arrays[0])
+            replace(together, _scaled(arrays, total, float(max_norm)))
 
 
 def clip_grad_norm_(
@@ -179,5 +149,5 @@ def clip_grad_norm_(
 def clip_grad_value_(parameters: Tensors, clip_value: float, foreach: bool | None = None) -> None:
     """Limits the elements of all gradients to [-clip_value, clip_value], in place."""
     with jax.enable_x64(True):
-        for together in _by_devices(_gradients(parameters)):
-            _replace(together, _limited([_held(g) for g in together], float(clip_value)))
+        for together in by_devices(_gradients(parameters)):
+            replace(together, _limited([held(g) for g in together], float(clip_value)))
