@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax._src.clusters import cloud_tpu_cluster
+from jax._src.clusters.k8s_cluster import K8sCluster
 from jax.sharding import Mesh, PartitionSpec
 
 import tensorplay.distributed as dist
@@ -444,6 +446,57 @@ def test_cluster_detection(no_environment: pytest.MonkeyPatch) -> None:
     dist.init_process_group("gloo")
     assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
     dist.destroy_process_group()
+
+
+def test_a_tpu_pod_is_detected(no_environment: pytest.MonkeyPatch) -> None:
+    no_environment.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    no_environment.setenv("TPU_WORKER_HOSTNAMES", HOST)
+    no_environment.setenv("TPU_WORKER_ID", "0")
+    no_environment.setenv("TPU_SKIP_MDS_QUERY", "1")
+    no_environment.setenv("MEGASCALE_NUM_SLICES", "1")
+    no_environment.setenv("MEGASCALE_COORDINATOR_ADDRESS", HOST)
+    no_environment.setenv("MEGASCALE_SLICE_ID", "0")
+    dist.init_process_group("gloo")
+    assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+    dist.destroy_process_group()
+
+
+def test_kubernetes_is_detected(no_environment: pytest.MonkeyPatch) -> None:
+    """What its pods answer; the client that asks them is not installed here."""
+    answers = {
+        "is_env_present": True,
+        "get_coordinator_address": f"{HOST}:{free_port(HOST)}",
+        "get_process_count": 1,
+        "get_process_id": 0,
+        "get_local_process_id": None,
+    }
+    for name, answer in answers.items():
+        no_environment.setattr(K8sCluster, name, lambda *args, answer=answer, **kwargs: answer)
+    dist.init_process_group("gloo")
+    assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+    dist.destroy_process_group()
+
+
+def of_slurm(rank: int, size: int, port: int) -> float:
+    """As srun starts it: nothing of ours is set."""
+    os.environ |= {
+        "SLURM_JOB_ID": str(port),  # the coordinator's port is made from it
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": str(size),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_NODES": "1",
+    }
+    dist.init_process_group("gloo")
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+    total = summed(rank + 1.0)
+    dist.destroy_process_group()
+    return total
+
+
+def test_two_tasks_of_slurm(tmp_path: Path) -> None:
+    outcome = Outcome(of_slurm, 2, tmp_path)
+    assert outcome.results == {0: 3.0, 1: 3.0}, outcome.stderr
 
 
 def test_import_does_not_start_the_backend() -> None:

@@ -74,6 +74,18 @@ def low_precision_twin(policy: MixedPrecisionPolicy, world: int) -> dict[str, np
     return {name: local(p) for name, p in model.named_parameters()}
 
 
+def check_parameters(policy: Policy, world: int, found: list[dict[str, np.ndarray]]) -> None:
+    """Each rank's whole parameters against those of the twin."""
+    mixed = policy.options.get("mp_policy")
+    if mixed is None:
+        wanted = train_twin(Job(Lm, lm_loss, steps=STEPS), world).params
+    else:
+        wanted = low_precision_twin(mixed, world)
+    for params in found:
+        for key, value in wanted.items():
+            close(params[key], value, key, policy.rtol, policy.atol)
+
+
 @pytest.mark.parametrize("reshard", [True, None])
 @pytest.mark.parametrize("world", [1, 3, 8])
 @pytest.mark.parametrize("name", POLICIES)
@@ -92,14 +104,7 @@ def test_policies(name: str, world: int, reshard: bool | None) -> None:
             optimizer.zero_grad()
         return {n: whole(p) for n, p in model.named_parameters()}
 
-    mixed = policy.options.get("mp_policy")
-    if mixed is None:
-        wanted = train_twin(Job(Lm, lm_loss, steps=STEPS), world).params
-    else:
-        wanted = low_precision_twin(mixed, world)
-    for params in on_ranks(world, run):
-        for key, value in wanted.items():
-            close(params[key], value, key, policy.rtol, policy.atol)
+    check_parameters(policy, world, on_ranks(world, run))
 
 
 @pytest.mark.parametrize("shape", MESHES, ids=str)
@@ -118,11 +123,4 @@ def test_hybrid_meshes(shape: tuple[int, int], name: str) -> None:
         check_replicas(model)
         return {n: whole(p) for n, p in model.named_parameters()}
 
-    mixed = policy.options.get("mp_policy")
-    if mixed is None:
-        wanted = train_twin(Job(Lm, lm_loss, steps=STEPS), world).params
-    else:
-        wanted = low_precision_twin(mixed, world)
-    for params in on_ranks(world, run):
-        for key, value in wanted.items():
-            close(params[key], value, key, policy.rtol, policy.atol)
+    check_parameters(policy, world, on_ranks(world, run))
