@@ -165,7 +165,7 @@ class Layout:
 
     def wrap(self, held: Any) -> Tensor:
         """A tensor over padded pieces whose padding may hold anything."""
-        limits = self._limits()
+        limits = self._limits
         return self.tensor(_without_padding(held, self.padded_shape, limits) if limits else held)
 
     def wrap_rows(self, rows: Any) -> Tensor:
@@ -217,6 +217,7 @@ class Layout:
     def _on_own_device(self, piece: Any) -> Any:
         return on_device(piece, self.device)
 
+    @functools.cached_property
     def _limits(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """For each padded dim: how many of the rows that this thread holds are no padding."""
         places = np.ndindex(self.mesh.shape) if self.controlled else [self._coordinate]

@@ -225,6 +225,17 @@ def test_wrapped_blocks_train_and_keep_names() -> None:
         close(grad, local(plain.blocks[1].up.weight.grad) / 2)
 
 
+@pytest.mark.parametrize("reshard", [2, False])
+def test_blocks_of_an_eager_root_with_other_resharding(reshard: Any) -> None:
+    def shard_blocks(model: Any) -> Any:
+        for block in model.blocks:
+            fully_shard(block, reshard_after_forward=reshard)
+        return fully_shard(model)
+
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        check_parity(Job(lambda: Stack(eager=True), loss, shard_blocks, steps=2), 4)
+
+
 def test_eager_modules_that_stay_unsharded_run_again() -> None:
     class Reads(Block):
         def forward(self, x: Any) -> Any:

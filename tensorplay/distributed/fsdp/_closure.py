@@ -243,7 +243,7 @@ class CompiledCalls:
         staged: StagedCall = entry.staged  # type: ignore[assignment]
         states = [s for s in self._of_tree()[0] if s.group is not None]
         keeps = {s.group for s in states if thread.recomputing or not s.reshards()}
-        within = {s.group: s.within for s in states}
+        within = {s.group: 0 if s.group in keeps else s.within for s in states}
         uses = []
         for group in groups:
             if group.comms.all_gather is not None:
