@@ -241,6 +241,8 @@ from ._ops.math import view_as_real as view_as_real
 from ._ops.math import where as where
 from ._ops.math import xlogy as xlogy
 from ._ops.methods import clone as clone
+from ._ops.precision import get_float32_matmul_precision as get_float32_matmul_precision
+from ._ops.precision import set_float32_matmul_precision as set_float32_matmul_precision
 from ._ops.random import Generator as Generator
 from ._ops.random import bernoulli as bernoulli
 from ._ops.random import get_rng_state as get_rng_state

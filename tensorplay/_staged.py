@@ -20,6 +20,7 @@ from jax.extend.core import Jaxpr
 
 from ._freeze import Freezer, Snapshot
 from ._guards import Reads, Watch
+from ._ops.precision import get_float32_matmul_precision
 from ._ops.random import default_generator
 from ._ops.views import view_through
 from ._program import dependencies, depends, per_rank_program
@@ -62,6 +63,7 @@ def signature(tensors: Sequence[Tensor], structure: Any) -> Any:
         ("grad mode", state.grad_enabled),
         ("inference mode", state.inference),
         ("default dtype", state.default_dtype),
+        ("float32 matmul precision", get_float32_matmul_precision()),
     )
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from .._dtypes import from_numpy_dtype
 from .._tensor import Tensor, wrap_dim
+from .precision import dot_precision
 from .primitive import primitive
 from .promotion import promoted, strong
 
@@ -57,7 +58,7 @@ def _check_matmul(a: tuple[int, ...], b: tuple[int, ...]) -> None:
 def _matmul(a, b):
     _same_dtype(a, b)
     _check_matmul(a.shape, b.shape)
-    return jnp.matmul(a, b)
+    return jnp.matmul(a, b, precision=dot_precision(a, b))
 
 
 @primitive("outer")
@@ -76,17 +77,18 @@ ger = outer
 def _addmm(bias, a, b, beta, alpha):
     _same_dtype(a, b)
     _check_matmul(a.shape, b.shape)
-    return strong(beta, a.dtype) * bias + strong(alpha, a.dtype) * jnp.matmul(a, b)
+    product = jnp.matmul(a, b, precision=dot_precision(a, b))
+    return strong(beta, a.dtype) * bias + strong(alpha, a.dtype) * product
 
 
 @primitive("einsum")
 def _einsum(*operands, equation):
-    return jnp.einsum(equation, *operands)
+    return jnp.einsum(equation, *operands, precision=dot_precision(*operands))
 
 
 @primitive("tensordot")
 def _tensordot(a, b, *, dims):
-    return jnp.tensordot(a, b, dims)
+    return jnp.tensordot(a, b, dims, precision=dot_precision(a, b))
 
 
 @primitive("kron")

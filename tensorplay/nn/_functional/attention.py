@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..._ops.precision import dot_precision
 from ..._ops.primitive import primitive
 from ..._ops.random import dropout_mask
 from ..._tensor import Tensor
@@ -39,7 +40,11 @@ def _merged(a: Any) -> Any:
 
 def _product(a: Any, b: Any, over: tuple[int, int], dtype: Any = None) -> Any:
     return lax.dot_general(
-        a, b, (((over[0],), (over[1],)), ((0,), (0,))), preferred_element_type=dtype
+        a,
+        b,
+        (((over[0],), (over[1],)), ((0,), (0,))),
+        precision=dot_precision(a, b),
+        preferred_element_type=dtype,
     )
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..._ops.precision import dot_precision
 from ..._ops.primitive import primitive
 from ..._tensor import Tensor
 from .checks import c_type, scalar_type
@@ -39,9 +40,11 @@ _weight.defvjp(lambda weight: (weight, None), _weight_gradient)
 def _linear(x, weight, bias):
     rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     if weight.ndim == 1:
-        out = jnp.matmul(rows, weight)
+        out = jnp.matmul(rows, weight, precision=dot_precision(rows, weight))
     else:
-        out = lax.dot_general(rows, _weight(weight), (((1,), (1,)), ((), ())))
+        out = lax.dot_general(
+            rows, _weight(weight), (((1,), (1,)), ((), ())), dot_precision(rows, weight)
+        )
     if bias is not None:
         out = out + bias
     return out.reshape(x.shape[:-1] + weight.shape[:-1])
