@@ -10,23 +10,27 @@ import numpy as np
 import pytest
 from helpers import (
     Job,
-    Lm,
+    Mlp,
     adamw,
     check_parity,
     close,
-    lm_loss,
     local,
+    mlp_loss,
     on_ranks,
     seeded,
     sgd,
-    shard_nested,
     train_twin,
     whole,
 )
 
 import tensorplay as tp
 from tensorplay.distributed.device_mesh import init_device_mesh
-from tensorplay.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, check_replicas
+from tensorplay.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    check_replicas,
+    fully_shard,
+)
 
 STEPS = 5
 
@@ -51,22 +55,28 @@ POLICIES = {
 MESHES = [(2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (2, 4), (4, 2), (3, 2)]
 
 
+def shard(model: Any, **options: Any) -> Any:
+    """Two groups of uneven rows."""
+    fully_shard(model.inner, **options)
+    return fully_shard(model, **options)
+
+
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 @pytest.mark.parametrize("world", range(1, 9))
 def test_world_sizes(world: int, optimizer: Any) -> None:
-    check_parity(Job(Lm, lm_loss, shard_nested, optimizer, STEPS), world)
+    check_parity(Job(Mlp, mlp_loss, shard, optimizer, STEPS), world)
 
 
 def low_precision_twin(policy: MixedPrecisionPolicy, world: int) -> dict[str, np.ndarray]:
     """Parameters after the steps: a copy in low precision computes, float32 ones are stepped."""
-    model = seeded(Lm)
+    model = seeded(Mlp)
     optimizer = sgd(model.parameters())
     for step in range(STEPS):
         gradients = []
         for rank in range(world):
             low = copy.deepcopy(model).to(policy.param_dtype)
             low.zero_grad()
-            lm_loss(low, rank, step).backward()
+            mlp_loss(low, rank, step).backward()
             gradients.append([p.grad.float() for p in low.parameters()])
         for p, *each in zip(model.parameters(), *gradients, strict=True):
             p.grad = sum(each) / world  # type: ignore[assignment]
@@ -78,7 +88,7 @@ def check_parameters(policy: Policy, world: int, found: list[dict[str, np.ndarra
     """Each rank's whole parameters against those of the twin."""
     mixed = policy.options.get("mp_policy")
     if mixed is None:
-        wanted = train_twin(Job(Lm, lm_loss, steps=STEPS), world).params
+        wanted = train_twin(Job(Mlp, mlp_loss, steps=STEPS), world).params
     else:
         wanted = low_precision_twin(mixed, world)
     for params in found:
@@ -93,10 +103,10 @@ def test_policies(name: str, world: int, reshard: bool | None) -> None:
     policy = POLICIES[name]
 
     def run(rank: int) -> Any:
-        model = shard_nested(seeded(Lm), reshard_after_forward=reshard, **policy.options)
+        model = shard(seeded(Mlp), reshard_after_forward=reshard, **policy.options)
         optimizer = sgd(model.parameters())
         for step in range(STEPS):
-            loss = lm_loss(model, rank, step)
+            loss = mlp_loss(model, rank, step)
             loss.backward()
             for p in model.parameters():
                 assert p.dtype is F32 and p.grad.dtype is F32
@@ -114,10 +124,10 @@ def test_hybrid_meshes(shape: tuple[int, int], name: str) -> None:
 
     def run(rank: int) -> Any:
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
-        model = shard_nested(seeded(Lm), mesh=mesh, **policy.options)
+        model = shard(seeded(Mlp), mesh=mesh, **policy.options)
         optimizer = sgd(model.parameters())
         for step in range(STEPS):
-            lm_loss(model, rank, step).backward()
+            mlp_loss(model, rank, step).backward()
             optimizer.step()
             optimizer.zero_grad()
         check_replicas(model)
