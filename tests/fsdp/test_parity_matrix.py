@@ -15,8 +15,8 @@ from helpers import (
     check_parity,
     close,
     local,
-    mlp_loss,
     on_ranks,
+    random,
     seeded,
     sgd,
     train_twin,
@@ -55,6 +55,12 @@ POLICIES = {
 MESHES = [(2, 1), (1, 2), (4, 1), (1, 4), (2, 2), (2, 4), (4, 2), (3, 2)]
 
 
+def loss_of(model: Any, rank: int, step: int) -> Any:
+    """With data of its own for every rank and step, in the dtype of the parameters."""
+    x = random(4, 5, seed=100 * step + rank)
+    return model(x.to(next(model.parameters()).dtype)).float().square().mean()
+
+
 def shard(model: Any, **options: Any) -> Any:
     """Two groups of uneven rows."""
     fully_shard(model.inner, **options)
@@ -64,7 +70,7 @@ def shard(model: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("optimizer", [sgd, adamw])
 @pytest.mark.parametrize("world", range(1, 9))
 def test_world_sizes(world: int, optimizer: Any) -> None:
-    check_parity(Job(Mlp, mlp_loss, shard, optimizer, STEPS), world)
+    check_parity(Job(Mlp, loss_of, shard, optimizer, STEPS), world)
 
 
 def low_precision_twin(policy: MixedPrecisionPolicy, world: int) -> dict[str, np.ndarray]:
@@ -76,7 +82,7 @@ def low_precision_twin(policy: MixedPrecisionPolicy, world: int) -> dict[str, np
         for rank in range(world):
             low = copy.deepcopy(model).to(policy.param_dtype)
             low.zero_grad()
-            mlp_loss(low, rank, step).backward()
+            loss_of(low, rank, step).backward()
             gradients.append([p.grad.float() for p in low.parameters()])
         for p, *each in zip(model.parameters(), *gradients, strict=True):
             p.grad = sum(each) / world  # type: ignore[assignment]
@@ -88,7 +94,7 @@ def check_parameters(policy: Policy, world: int, found: list[dict[str, np.ndarra
     """Each rank's whole parameters against those of the twin."""
     mixed = policy.options.get("mp_policy")
     if mixed is None:
-        wanted = train_twin(Job(Mlp, mlp_loss, steps=STEPS), world).params
+        wanted = train_twin(Job(Mlp, loss_of, steps=STEPS), world).params
     else:
         wanted = low_precision_twin(mixed, world)
     for params in found:
@@ -106,7 +112,7 @@ def test_policies(name: str, world: int, reshard: bool | None) -> None:
         model = shard(seeded(Mlp), reshard_after_forward=reshard, **policy.options)
         optimizer = sgd(model.parameters())
         for step in range(STEPS):
-            loss = mlp_loss(model, rank, step)
+            loss = loss_of(model, rank, step)
             loss.backward()
             for p in model.parameters():
                 assert p.dtype is F32 and p.grad.dtype is F32
@@ -127,7 +133,7 @@ def test_hybrid_meshes(shape: tuple[int, int], name: str) -> None:
         model = shard(seeded(Mlp), mesh=mesh, **policy.options)
         optimizer = sgd(model.parameters())
         for step in range(STEPS):
-            mlp_loss(model, rank, step).backward()
+            loss_of(model, rank, step).backward()
             optimizer.step()
             optimizer.zero_grad()
         check_replicas(model)
