@@ -44,12 +44,11 @@ class Call:
         self.inputs += [boundary.argument(i, t._read()) for i, t in enumerate(self.arguments)]
         if self.staged.draws:
             self.inputs.append(self._random_input())
-        self.pieces = [g.pieces() for g in self.groups]
         self.versions = [g.versions() for g in self.groups]
         parameters = [
             x
-            for g, use, pieces in zip(self.groups, self.plan.uses, self.pieces, strict=True)
-            for x in (_wholes(g) if use.given else pieces)
+            for g, use in zip(self.groups, self.plan.uses, strict=True)
+            for x in (_wholes(g) if use.given else g.pieces())
         ]
         inputs = [*parameters, *self.inputs, _zero(self.mesh)]
         outputs = launch(self.mesh, self.plan.forward, inputs)
@@ -128,7 +127,8 @@ class Call:
         use = self.plan.uses[n]
         if self.stay[n]:
             return self.stay[n]
-        return self.groups[n].gathered(self.pieces[n]) if use.kept else self.pieces[n]
+        pieces = self.groups[n].pieces()  # those of forward: changed ones were refused
+        return self.groups[n].gathered(pieces) if use.kept else pieces
 
     def _refuse_changed_shards(self) -> None:
         """Raises RuntimeError if shards that have to be gathered again changed since forward."""
@@ -205,7 +205,7 @@ class Call:
 
     def release(self) -> None:
         """Frees what backward needed."""
-        self.kept, self.inputs, self.stay, self.pieces = [], [], [], []
+        self.kept, self.inputs, self.stay = [], [], []
 
 
 class CompiledNode(Node):

@@ -168,8 +168,7 @@ class FSDPParamGroup:
         self.to_sharded()
         self.adopt_replacements()
         self.refuse_meta()
-        pieces = self.pieces()
-        found = self.gathered(pieces) if wholes is None else wholes
+        found = self.gathered(self.pieces()) if wholes is None else wholes
         edges = UnshardedNode(self).edges()
         for i, (p, whole) in enumerate(zip(self.params, found, strict=True)):
             p.unsharded = p.make_unsharded(whole, edges.get(i))
